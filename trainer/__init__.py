@@ -1,0 +1,1 @@
+"""The DFlash drafter trainer: what dflash-ops builds, ships and runs. It never imports dflash_ops."""
