@@ -1,0 +1,104 @@
+"""`python -m tiny_trainer VERB --settings FILE --out DIR`: verbs, signals and exit codes of the contract."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import signal
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from . import checkpoint, files
+from .canary import canary
+from .check import check
+from .data import prepare_rows, rows_file
+from .errors import InputError
+from .evaluate import evaluate
+from .pipeline import WorkerFailed, run
+from .settings import Settings, load
+from .target import load_target
+
+REFUSED, STOPPED, FAILED = 2, 20, 1
+
+
+def _prepare(settings: Settings, out: Path) -> int:
+    rows = prepare_rows(settings)
+    lines = [json.dumps({"input_ids": row.input_ids, "loss_mask": row.loss_mask}) + "\n" for row in rows]
+    files.write_bytes(rows_file(out), "".join(lines).encode())
+    tokens = sum(sum(row.loss_mask) for row in rows)
+    files.write_json(out / "prepare.json", {"contract": 1, "rows": len(rows), "answer_tokens": tokens})
+    return 0
+
+
+def _run(settings: Settings, out: Path) -> int:
+    stop = threading.Event()
+
+    def on_term(number: int, frame: Any) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, on_term)
+    result = run(settings, out, stop)
+    return 0 if result.outcome == "completed" else STOPPED
+
+
+def _evaluate(settings: Settings, out: Path, folder: Path) -> int:
+    target = load_target(settings.workload.target)
+    manifest = checkpoint.verify(folder, "--checkpoint")
+    shape, parameters = checkpoint.load(folder, target, "--checkpoint")
+    result = evaluate(settings, target, shape, parameters)
+    if result is None:
+        raise InputError("no prompts are held out", "training.evaluation_prompts", "give prompts to evaluate")
+    files.write_json(out / "evaluation.json", {"contract": 1, "step": manifest["step"], **asdict(result)})
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tiny_trainer")
+    parser.add_argument("verb", choices=["check", "prepare", "canary", "run", "evaluate"])
+    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--checkpoint", type=Path, help="for `evaluate`")
+    arguments = parser.parse_args()
+    if (arguments.checkpoint is not None) != (arguments.verb == "evaluate"):
+        parser.error("--checkpoint belongs to `evaluate`, and `evaluate` needs it")
+    return arguments
+
+
+def _dispatch(verb: str, settings_file: Path, out: Path, folder: Path | None) -> int:
+    if verb == "check":
+        problems = check(settings_file, out)
+        for problem in problems:
+            print(problem, file=sys.stderr)
+        return REFUSED if problems else 0
+    settings = load(settings_file)
+    if verb == "prepare":
+        return _prepare(settings, out)
+    if verb == "canary":
+        return canary(settings, out)
+    if verb == "run":
+        return _run(settings, out)
+    assert folder is not None
+    return _evaluate(settings, out, folder)
+
+
+def main() -> int:
+    """Run one verb; returns the exit code."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    arguments = _arguments()
+    try:
+        return _dispatch(arguments.verb, arguments.settings, arguments.out, arguments.checkpoint)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return REFUSED
+    except WorkerFailed as error:  # its traceback is in the log under its name
+        print(f"the run failed: {error}", file=sys.stderr)
+        return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
