@@ -1,0 +1,86 @@
+"""The command line: one module per command, imported when it is used, so that `--help` answers in a blink."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from dflash_ops import __version__
+
+COMMANDS = {
+    "deploy": "Build, check, stage, prove and launch; follow, and bring everything home.",
+    "canary": "Prove the workload on the host; launch nothing.",
+    "tail-logs": "Show a run's log, every line once.",
+    "build": "Build the release here; touch no host.",
+    "check": "Syntax and compile-safety rules over the release.",
+    "doctor": "What on this host blocks a run, or will hurt later.",
+    "status": "One run: state, last step, devices.",
+    "stop": "Checkpoint and stop a run; show that nothing is left.",
+    "collect": "Bring a run's logs, metrics and checkpoints home.",
+    "runs": "The runs on a host, newest first.",
+}
+
+
+class Commands(click.Group):
+    """Loads `dflash_ops/cli/<command>.py` when the command is called; the list above is enough for help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"dflash_ops.cli.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], COMMANDS, 1)
+            if near:
+                error.message += f" Did you mean '{near[0]}'?"
+            raise
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dflash-ops")
+def group() -> None:
+    """Take a multi-threaded DFlash drafter trainer to a GPU box, prove there that its threads compute the right
+    gradients, and only then let the long run start.
+
+    Example: dflash-ops deploy --host ct200 --playbook playbooks/train.yaml
+
+    Exit codes: 0 done, 2 usage or config, 3 build or check refused, 4 cannot reach the host or the transport broke,
+    5 doctor found a blocker, 6 canary failed, 7 canary inconclusive, 8 the run failed or could not start,
+    9 another deploy holds the host, 130 interrupted.
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Console script. Exits with the documented codes only."""
+    from dflash_ops.errors import ExitCode
+
+    try:
+        code = group.main(args=argv, prog_name="dflash-ops", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(ExitCode.USAGE)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(ExitCode.USAGE)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(ExitCode.INTERRUPTED)

@@ -1,0 +1,135 @@
+"""What every command shares: its options, how it finds host and playbook, and how it ends."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash_ops.config import Host, load_host
+from dflash_ops.deploy.events import Event, Events
+from dflash_ops.deploy.records import last_run
+from dflash_ops.errors import ExitCode, OpsError
+
+Function = Callable[..., Any]
+
+HOST_OPTIONS = [
+    click.option(
+        "--host",
+        metavar="NAME",
+        help="Host in the inventory. Default: $DFLASH_OPS_HOST, the last run's, the only one.",
+    ),
+    click.option(
+        "--inventory",
+        type=click.Path(path_type=Path),
+        help="Inventory file or folder. Default: ./hosts, then the user's configuration folder.",
+    ),
+]
+PLAYBOOK_OPTIONS = [
+    click.option(
+        "--playbook",
+        default="quickstart",
+        show_default=True,
+        metavar="NAME|FILE",
+        help="What to train, and how.",
+    ),
+    click.option(
+        "--set",
+        "sets",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Change one playbook setting for this command.",
+    ),
+]
+OUTPUT_OPTIONS = [
+    click.option(
+        "--json", "as_json", is_flag=True, help="Events as NDJSON on standard output; the last is the result."
+    ),
+    click.option("--debug", is_flag=True, help="Show tracebacks."),
+]
+RUNS_OPTION = click.option(
+    "--runs",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("runs"),
+    show_default=True,
+    help="Where runs are collected to.",
+)
+
+
+def options(*groups: list[Function]) -> Callable[[Function], Function]:
+    def decorate(function: Function) -> Function:
+        for option in reversed([option for group in groups for option in group]):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def view_for(as_json: bool) -> Callable[[Event], None]:
+    if as_json:
+        from dflash_ops.ui.json_view import json_view
+
+        return json_view
+    from dflash_ops.ui.human import HumanView
+
+    return HumanView()
+
+
+def command_end(function: Callable[..., dict[str, Any]]) -> Function:
+    """Runs a command's body, which gets `events` and returns what its `result` event carries; turns every end into
+    one error for a person and a documented exit code."""
+
+    @functools.wraps(function)
+    def run(as_json: bool, debug: bool, **arguments: Any) -> int:
+        events = Events(view_for(as_json))
+        result: dict[str, Any] = {}
+        code = ExitCode.DONE
+        try:
+            function(events=events, result=result, **arguments)
+        except OpsError as error:
+            code = _say(events, error, debug)
+        except click.UsageError as error:
+            code = _say(
+                events, OpsError(error.format_message(), exit_code=ExitCode.USAGE, kind="usage"), debug
+            )
+        except (KeyboardInterrupt, click.Abort):
+            code = ExitCode.INTERRUPTED
+            run_id = result.get("run")
+            events.emit(
+                "notice",
+                text=f"interrupted; run {run_id} goes on: `dflash-ops tail-logs {run_id} -f`"
+                if run_id
+                else "interrupted",
+            )
+        except BrokenPipeError:
+            # the reader of our output went away (`| head`): there is nobody left to tell
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = ExitCode.INTERRUPTED
+        events.emit("result", exit=int(code), **result)
+        return int(code)
+
+    return run
+
+
+def _say(events: Events, error: OpsError, debug: bool) -> ExitCode:
+    facts = error.as_event()
+    facts.pop("event")
+    events.emit("error", **facts)
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    return error.exit_code
+
+
+def chosen_host(events: Events, host: str | None, inventory: Path | None) -> Host:
+    """The host, told when it was not named. Raises ConfigError."""
+    last = last_run(os.environ)
+    found, why = load_host(host, inventory, env=os.environ, last_host=last.host if last else None)
+    if host is None:
+        events.emit("chosen", host=found.name, why=why)
+    return found

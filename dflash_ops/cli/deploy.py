@@ -1,0 +1,78 @@
+"""`dflash-ops deploy`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash_ops.cli.common import (
+    HOST_OPTIONS,
+    OUTPUT_OPTIONS,
+    PLAYBOOK_OPTIONS,
+    RUNS_OPTION,
+    chosen_host,
+    command_end,
+    options,
+)
+from dflash_ops.deploy.events import Events
+
+AGAIN = click.option("--again", is_flag=True, help="Run the canary even where its last verdict still holds.")
+
+
+@click.command("deploy")
+@options(HOST_OPTIONS, PLAYBOOK_OPTIONS, [RUNS_OPTION, AGAIN], OUTPUT_OPTIONS)
+@click.option("--dry-run", is_flag=True, help="Print the plan; touch nothing.")
+@click.option("--detach", is_flag=True, help="Return once the run is launched.")
+@click.option(
+    "--skip-canary", is_flag=True, help="Launch without proof. Needs --reason; the run carries it for ever."
+)
+@click.option("--reason", metavar="TEXT", help="Why the canary is skipped.")
+@command_end
+def command(
+    *,
+    events: Events,
+    result: dict[str, Any],
+    host: str | None,
+    inventory: Path | None,
+    playbook: str,
+    sets: tuple[str, ...],
+    runs: Path,
+    again: bool,
+    dry_run: bool,
+    detach: bool,
+    skip_canary: bool,
+    reason: str | None,
+) -> None:
+    """Build, check, stage, prove and launch; follow, and bring everything home.
+
+    Leaving it (Ctrl-C, a closed laptop) never stops a launched run.
+
+    Example: dflash-ops deploy --host ct200 --playbook playbooks/train.yaml --set training.steps=2000
+    """
+    from dflash_ops.config import load_playbook
+    from dflash_ops.deploy.deploying import Choices, Outcome, deploy
+    from dflash_ops.deploy.planning import plan
+    from dflash_ops.deploy.session import Session
+
+    if skip_canary != bool(reason and reason.strip()):
+        raise click.UsageError("--skip-canary and --reason TEXT go together")
+    chosen = chosen_host(events, host, inventory)
+    loaded = load_playbook(playbook, sets=sets)
+    choices = Choices(runs=runs, detach=detach, again=again, skip_reason=reason)
+    if dry_run:
+        events.emit("plan", steps=plan(chosen, loaded, choices))
+        return
+    outcome = Outcome()
+    try:
+        with Session(chosen, events) as session:
+            deploy(session, loaded, events, choices, outcome)
+    finally:
+        result.update(
+            release=outcome.release or None,
+            verdict=outcome.verdict,
+            run=outcome.run,
+            state=outcome.state,
+            folder=str(outcome.folder) if outcome.folder else None,
+        )

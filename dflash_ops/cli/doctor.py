@@ -1,0 +1,49 @@
+"""`dflash-ops doctor`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash_ops.cli.common import (
+    HOST_OPTIONS,
+    OUTPUT_OPTIONS,
+    PLAYBOOK_OPTIONS,
+    chosen_host,
+    command_end,
+    options,
+)
+from dflash_ops.deploy.events import Events
+
+
+@click.command("doctor")
+@options(HOST_OPTIONS, PLAYBOOK_OPTIONS, OUTPUT_OPTIONS)
+@command_end
+def command(
+    *,
+    events: Events,
+    result: dict[str, Any],
+    host: str | None,
+    inventory: Path | None,
+    playbook: str,
+    sets: tuple[str, ...],
+) -> None:
+    """What on this host blocks a run of this playbook, or will hurt later. Changes nothing there.
+
+    Example: dflash-ops doctor --host ct200
+    """
+    from dflash_ops.config import load_playbook
+    from dflash_ops.deploy.doctor import refuse_blockers
+    from dflash_ops.deploy.session import Session, facts
+    from dflash_ops.deploy.stages import examine
+
+    chosen = chosen_host(events, host, inventory)
+    loaded = load_playbook(playbook, sets=sets)
+    with Session(chosen, events) as session, session.conversation() as conversation:
+        found = examine(session, conversation, facts(conversation), loaded)
+    for one in found:
+        events.emit("diagnosis", **one.as_event())
+    result["blockers"] = sum(one.level.value == "blocker" for one in found)
+    refuse_blockers(found, chosen.name)

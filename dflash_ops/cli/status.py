@@ -1,0 +1,31 @@
+"""`dflash-ops status`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash_ops.cli.common import HOST_OPTIONS, OUTPUT_OPTIONS, chosen_host, command_end, options
+from dflash_ops.deploy.events import Events
+
+
+@click.command("status")
+@click.argument("run", required=False)
+@options(HOST_OPTIONS, OUTPUT_OPTIONS)
+@command_end
+def command(
+    *, events: Events, result: dict[str, Any], run: str | None, host: str | None, inventory: Path | None
+) -> None:
+    """One run (default: the latest on the host): state, last step, devices.
+
+    Example: dflash-ops status
+    """
+    from dflash_ops.deploy.session import Session
+
+    chosen = chosen_host(events, host, inventory)
+    with Session(chosen, events) as session, session.conversation() as conversation:
+        status = conversation.request("status", run=run)
+    events.emit("run", **status)
+    result.update(run=status["run"], state=status["state"])

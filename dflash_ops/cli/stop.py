@@ -1,0 +1,63 @@
+"""`dflash-ops stop`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash_ops.cli.common import HOST_OPTIONS, OUTPUT_OPTIONS, chosen_host, command_end, options
+from dflash_ops.deploy.events import Events
+
+
+@click.command("stop")
+@click.argument("run", required=False)
+@options(HOST_OPTIONS, OUTPUT_OPTIONS)
+@click.option(
+    "--grace",
+    "grace_s",
+    type=click.IntRange(min=0),
+    default=120,
+    show_default=True,
+    help="Seconds for its checkpoint.",
+)
+@command_end
+def command(
+    *,
+    events: Events,
+    result: dict[str, Any],
+    run: str | None,
+    host: str | None,
+    inventory: Path | None,
+    grace_s: int,
+) -> None:
+    """Checkpoint and stop a run (default: the latest): SIGTERM, after the grace SIGKILL; then show that nothing is left.
+
+    Example: dflash-ops stop 20261129-151233-quickstart-7f3a
+    """
+    from dflash_ops.deploy.session import Session
+    from dflash_ops.errors import ExitCode, OpsError
+
+    chosen = chosen_host(events, host, inventory)
+    with Session(chosen, events) as session, session.conversation() as conversation:
+        status = conversation.request(
+            "stop",
+            run=run,
+            grace_s=grace_s,
+            on_event=lambda event: events.emit("phase", phase=event["phase"]),
+        )
+    events.emit("run", **{key: value for key, value in status.items() if key != "remaining"})
+    result.update(run=status["run"], state=status["state"], remaining=status["remaining"])
+    if status["remaining"]:
+        raise OpsError(
+            f"processes of run {status['run']} are still there: {status['remaining']}",
+            exit_code=ExitCode.RUN_FAILED,
+            kind="remaining",
+            where=chosen.name,
+            fix="a process in uninterruptible sleep (D) waits for the kernel: look at `dmesg` on the node",
+        )
+    events.emit(
+        "notice",
+        text=f"nothing of run {status['run']} is left; collect it: `dflash-ops collect {status['run']}`",
+    )

@@ -1,0 +1,66 @@
+"""Build and static check: what happens on the workstation before any host is touched."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from dflash_ops.config import Playbook
+from dflash_ops.deploy.events import Events
+from dflash_ops.errors import ExitCode, OpsError
+from dflash_ops.release import Finding, Release, ReleaseError, Source, build, check
+
+
+def source_of(playbook: Playbook) -> Source:
+    trainer = playbook.trainer
+    return Source(path=trainer.folder, include=tuple(trainer.include), bundled=trainer.is_bundled)
+
+
+@contextmanager
+def built(playbook: Playbook, events: Events) -> Iterator[Release]:
+    """The playbook's release, in a folder that goes away with the block. Raises OpsError (exit 3)."""
+    with TemporaryDirectory(prefix="dflash-ops-build-") as folder:
+        try:
+            release = build(
+                source_of(playbook),
+                [Path(patch) for patch in playbook.trainer.patches],
+                settings={"module": playbook.trainer.module},
+                out=Path(folder) / "tree",
+            )
+        except ReleaseError as error:
+            raise OpsError(
+                error.what, exit_code=ExitCode.REFUSED, kind="build", where=error.where, fix=error.fix
+            ) from error
+        manifest = release.manifest
+        events.emit(
+            "built",
+            release=release.digest,
+            files=len(manifest.files),
+            bytes=len(release.archive),
+            source=str(source_of(playbook).path),
+            commit=manifest.source.commit,
+            dirty=list(manifest.source.dirty),
+            patches=[patch.name for patch in manifest.patches],
+        )
+        yield release
+
+
+def checked(release: Release, events: Events) -> list[Finding]:
+    """Static rules over the built tree; every finding is an event. Raises OpsError (exit 3) when one forbids the build."""
+    findings = check(release.tree, python=None)
+    for finding in findings:
+        events.emit("finding", **finding.as_event())
+    refused = [finding for finding in findings if finding.severity == "error" and not finding.suppressed]
+    events.emit("checked", release=release.digest, findings=len(findings), refused=len(refused))
+    if refused:
+        first = refused[0]
+        raise OpsError(
+            f"{len(refused)} finding{'s' if len(refused) > 1 else ''} forbid this release; the first: {first.why}",
+            exit_code=ExitCode.REFUSED,
+            kind="check",
+            where=f"{first.path}:{first.line}",
+            fix=first.fix,
+        )
+    return findings

@@ -1,0 +1,158 @@
+"""Reads a host's facts the way a careful person would: what blocks a run, what will hurt later. Pure: facts in, findings out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from dflash_ops.config import Host, Playbook
+from dflash_ops.errors import ExitCode, OpsError
+
+MIN_FREE_BYTES = 256 << 20
+LOW_FREE_BYTES = 5 << 30
+MIN_FREE_INODES = 2000
+MAX_CLOCK_SKEW_S = 60.0
+BUSY_GPU_SHARE = 0.05
+
+
+class Level(str, Enum):
+    OK = "ok"
+    WARNING = "warning"
+    BLOCKER = "blocker"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    level: Level
+    layer: str
+    """workstation, node, container, host, gpu or trainer."""
+    what: str
+    fix: str = ""
+
+    def as_event(self) -> dict[str, object]:
+        return {**asdict(self), "level": self.level.value}
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB"
+
+
+def examine_host(
+    host: Host, facts: Mapping[str, Any], environment: Mapping[str, Any], now: float
+) -> list[Diagnosis]:
+    """`facts` and `environment` are the agent's answers to `facts` and `probe`."""
+    where = "container" if host.transport == "pct" else "host"
+    found = [
+        Diagnosis(
+            Level.OK,
+            where,
+            f"{facts['hostname']}: kernel {facts['kernel']}, {facts['cpus']} cpus, {_gib(facts['memory_bytes'])} memory, "
+            f"user {facts['user']}, {'systemd' if facts['systemd'] else 'no systemd'}",
+        ),
+        Diagnosis(
+            Level.OK,
+            where,
+            f"python {environment['version']} at {environment['executable']}, {len(environment['packages'])} packages",
+        ),
+    ]
+    free, inodes = facts["disk_free_bytes"], facts["inodes_free"]
+    space = f"{_gib(free)} free in {facts['workdir']}"
+    if free < MIN_FREE_BYTES:
+        found.append(
+            Diagnosis(
+                Level.BLOCKER, where, f"{space}: a run needs more", "free space, or name another `workdir`"
+            )
+        )
+    elif free < LOW_FREE_BYTES:
+        found.append(
+            Diagnosis(
+                Level.WARNING, where, f"{space}: checkpoints may fill it", "free space before a long run"
+            )
+        )
+    else:
+        found.append(Diagnosis(Level.OK, where, space))
+    # file systems without inodes of their own (btrfs) report 0 of 0
+    if 0 < inodes < MIN_FREE_INODES:
+        found.append(
+            Diagnosis(
+                Level.BLOCKER, where, f"{inodes} inodes free in {facts['workdir']}", "remove small files"
+            )
+        )
+    skew = float(facts["time"]) - now
+    if abs(skew) > MAX_CLOCK_SKEW_S:
+        found.append(
+            Diagnosis(
+                Level.WARNING, where, f"its clock is {skew:+.0f} s from yours", "check its time service"
+            )
+        )
+    return found
+
+
+def examine_gpus(facts: Mapping[str, Any], playbook: Playbook) -> list[Diagnosis]:
+    gpus = facts["gpus"]
+    if not gpus:
+        if playbook.workload.require_cuda:
+            return [
+                Diagnosis(
+                    Level.BLOCKER,
+                    "gpu",
+                    "no GPU is visible (nvidia-smi shows none) and the playbook requires CUDA",
+                    "pass the GPU into the container, or set `require_cuda: false` to train on the CPU",
+                )
+            ]
+        return [Diagnosis(Level.OK, "gpu", "no GPU; the playbook does not require one")]
+    found = [
+        Diagnosis(Level.OK, "gpu", f"driver {facts['driver']}, {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}")
+    ]
+    for gpu in gpus:
+        share = gpu["memory_used_bytes"] / max(1, gpu["memory_bytes"])
+        text = f"{gpu['index']}: {gpu['name']}, {_gib(gpu['memory_bytes'])}, {gpu['uuid']}"
+        if share > BUSY_GPU_SHARE:
+            found.append(
+                Diagnosis(
+                    Level.WARNING,
+                    "gpu",
+                    f"{text}: {_gib(gpu['memory_used_bytes'])} are in use",
+                    "see what runs there: `nvidia-smi` on the node (a container does not see other containers' processes)",
+                )
+            )
+        else:
+            found.append(Diagnosis(Level.OK, "gpu", text))
+    return found
+
+
+def examine_trainer(answer: Mapping[str, Any]) -> list[Diagnosis]:
+    """`answer` is the trainer's check.json."""
+    problems = [
+        Diagnosis(
+            Level.BLOCKER, "trainer", f"{problem['where']}: {problem['what']}", str(problem.get("fix", ""))
+        )
+        for problem in answer.get("problems", [])
+    ]
+    if problems or answer.get("outcome") != "ok":
+        return problems or [
+            Diagnosis(Level.BLOCKER, "trainer", "the trainer refuses these settings and gives no reason")
+        ]
+    return [Diagnosis(Level.OK, "trainer", "the trainer accepts these settings")]
+
+
+def refuse_blockers(found: list[Diagnosis], where: str) -> None:
+    """Raises OpsError (exit 5) that tells every blocker."""
+    blockers = [one for one in found if one.level is Level.BLOCKER]
+    if blockers:
+        first = blockers[0]
+        more = f" (and {len(blockers) - 1} more)" if len(blockers) > 1 else ""
+        raise OpsError(
+            f"{first.what}{more}",
+            exit_code=ExitCode.BLOCKED,
+            kind="doctor",
+            where=f"{where}, {first.layer}",
+            fix=first.fix,
+        )
+
+
+def clock() -> float:
+    return time.time()

@@ -1,0 +1,58 @@
+"""Every state change is one event. The screen, `--json` and a run's events.ndjson are views of the same events."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+View = Callable[[Event], None]
+
+
+@dataclass
+class Events:
+    """Numbers events, hands them to the view, and keeps them for the run's record once there is one."""
+
+    view: View
+    _sequence: int = 0
+    _held: list[bytes] = field(default_factory=list)
+    _file: Path | None = None
+
+    def emit(self, event: str, **facts: object) -> None:
+        self._sequence += 1
+        record: Event = {
+            "v": 1,
+            "seq": self._sequence,
+            "time": round(time.time(), 3),
+            "event": event,
+            **facts,
+        }
+        self.view(record)
+        if event in ("log", "progress"):
+            # the log itself is collected whole; its lines are not state changes
+            return
+        line = json.dumps(record, default=str).encode() + b"\n"
+        if self._file is None:
+            self._held.append(line)
+        else:
+            append(self._file, line)
+
+    def keep_in(self, path: Path) -> None:
+        """From now on (and for all that was held) events are appended to `path`."""
+        self._file = path
+        append(path, b"".join(self._held))
+        self._held.clear()
+
+
+def append(path: Path, data: bytes) -> None:
+    """One write with O_APPEND: a line is whole or absent, whoever else appends."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(handle, data)
+    finally:
+        os.close(handle)

@@ -1,0 +1,85 @@
+"""Following a run from a cursor: a broken link is met again from where it was; nothing is lost, nothing repeated."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dflash_ops.deploy.lines import LineSplitter
+from dflash_ops.deploy.session import Session
+from dflash_ops.errors import TransportError
+
+STREAMS = ("log", "metrics")
+RETRY_S = (1, 2, 4, 8, 15, 30)
+"""Waits before another try; the last one repeats."""
+GIVE_UP_S = 600.0
+
+Cursor = dict[str, int]
+
+
+@dataclass
+class Cursors:
+    """How far each stream was read: generation (which file) and byte offset in it."""
+
+    log: Cursor = field(default_factory=lambda: {"generation": 0, "offset": 0})
+    metrics: Cursor = field(default_factory=lambda: {"generation": 0, "offset": 0})
+
+    def moved(self, stream: int, count: int) -> None:
+        self.named(STREAMS[stream])["offset"] += count
+
+    def named(self, name: str) -> Cursor:
+        return self.log if name == "log" else self.metrics
+
+
+def follow(
+    session: Session,
+    run: str,
+    *,
+    wait: bool,
+    on_line: Callable[[str], None],
+    on_step: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    """Every log line and every metrics record of `run` once, in order. Returns the run's status at the end.
+
+    With `wait` it ends when the run has ended and all is read. A broken link is tried again for ten minutes.
+    """
+    cursors = Cursors()
+    lines = LineSplitter(on_line)
+    records = LineSplitter(lambda text: on_step(json.loads(text)))
+    splitters = (lines, records)
+
+    def on_data(stream: int, data: bytes) -> None:
+        splitters[stream].feed(data)
+        cursors.moved(stream, len(data))
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["event"] == "generation":
+            cursors.named(event["stream"]).update(generation=event["generation"], offset=event["offset"])
+
+    attempt, broken_since = 0, None
+    while True:
+        try:
+            with session.conversation() as conversation:
+                attempt, broken_since = 0, None
+                status = conversation.request(
+                    "follow",
+                    run=run,
+                    wait=wait,
+                    cursors={"log": cursors.log, "metrics": cursors.metrics},
+                    on_data=on_data,
+                    on_event=on_event,
+                )
+            break
+        except TransportError as error:
+            broken_since = broken_since or time.monotonic()
+            if not wait or time.monotonic() - broken_since > GIVE_UP_S:
+                raise
+            pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
+            attempt += 1
+            session.events.emit("link_lost", what=error.what, again_in_s=pause, run=run)
+            time.sleep(pause)
+    lines.close()
+    return status

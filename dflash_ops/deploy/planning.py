@@ -1,0 +1,53 @@
+"""`deploy --dry-run`: what would happen, in the order in which it would. Reads configuration only; touches no host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dflash_ops.config import Host, Playbook
+
+if TYPE_CHECKING:
+    from dflash_ops.deploy.deploying import Choices
+
+
+def plan(host: Host, playbook: Playbook, choices: Choices) -> list[dict[str, str]]:
+    """One `{"stage", "what"}` for each stage."""
+    trainer, workload, training = playbook.trainer, playbook.workload, playbook.training
+    patches = f", then {len(trainer.patches)} patches" if trainer.patches else ""
+    way = {
+        "local": "this machine",
+        "ssh": f"ssh {host.ssh.address}" if host.ssh else "",
+        "pct": f"ssh {host.ssh.address}, pct exec {host.pct.id} ({host.pct.transfer})"
+        if host.ssh and host.pct
+        else "",
+    }[host.transport]
+    steps = [
+        ("build", f"{trainer.folder}{patches}: module {trainer.module}"),
+        ("check", "syntax and compile-safety rules"),
+        ("connect", f"{host.name} by {way}; lock {host.workdir}"),
+        ("stage", f"{host.workdir}/releases/<digest>, verified file by file; no bytes when it is there"),
+        ("doctor", f"disk, GPUs, {host.python}, the trainer's own check"),
+    ]
+    if training.data is None:
+        steps.append(
+            (
+                "prepare",
+                f"{training.prompt_count} prompts of {training.prompts}, answered by {workload.target}",
+            )
+        )
+    steps.append(
+        ("canary", f"SKIPPED: {choices.skip_reason}")
+        if choices.skip_reason
+        else (
+            "canary",
+            f"{workload.drafter_threads} drafter threads, {workload.strategy}, {workload.canary_steps} steps against eager, "
+            f"{workload.rehearsal_steps} steps of the run itself",
+        )
+    )
+    steps.append(("launch", f"{training.steps} steps under a supervisor on the host"))
+    if not choices.detach:
+        steps += [
+            ("follow", "the log, until the run ends"),
+            ("collect", f"{choices.runs}/<run>/, verified by sha256"),
+        ]
+    return [{"stage": stage, "what": what} for stage, what in steps]

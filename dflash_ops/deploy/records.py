@@ -1,0 +1,58 @@
+"""What stays on the workstation: `runs/<run>/`, and a pointer to the last run so that `--host` may be left out."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dflash_ops.files import write_json
+
+
+@dataclass(frozen=True)
+class LastRun:
+    host: str
+    run: str
+    folder: str
+
+
+def new_run_id(playbook: str) -> str:
+    """Sorts by start time, names its playbook, and is unique: `20261129-151233-quickstart-7f3a`."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{playbook}-{secrets.token_hex(2)}"
+
+
+def create_record(runs: Path, run: str, facts: Mapping[str, object]) -> Path:
+    """Makes `runs/<run>/` with `record.json`; the folder is private to its owner."""
+    folder = runs / run
+    folder.mkdir(parents=True, mode=0o700)
+    write_json(folder / "record.json", {"v": 1, "run": run, **facts})
+    return folder
+
+
+def open_record(runs: Path, run: str, facts: Mapping[str, object]) -> Path:
+    """The run's folder, made where this workstation has none (a run that was launched elsewhere)."""
+    folder = runs / run
+    return folder if (folder / "record.json").exists() else create_record(runs, run, facts)
+
+
+def _pointer(env: Mapping[str, str]) -> Path:
+    state = env.get("XDG_STATE_HOME") or str(Path(env.get("HOME", "~")).expanduser() / ".local/state")
+    return Path(state) / "dflash-ops" / "last-run.json"
+
+
+def remember_last(env: Mapping[str, str], last: LastRun) -> None:
+    path = _pointer(env)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, asdict(last))
+
+
+def last_run(env: Mapping[str, str]) -> LastRun | None:
+    try:
+        kept = json.loads(_pointer(env).read_text())
+        return LastRun(host=str(kept["host"]), run=str(kept["run"]), folder=str(kept["folder"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        # a pointer is a convenience: without a readable one the host must be named
+        return None

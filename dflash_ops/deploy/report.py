@@ -1,0 +1,141 @@
+"""`report.md`: what a run was, what proved it, what came out. Written from the collected files only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+STEPS_SHOWN = 12
+
+
+def write_report(folder: Path) -> Path:
+    """`folder` is `runs/<run>/`. Returns the report's path."""
+    path = folder / "report.md"
+    temporary = folder / ".report.md.tmp"
+    temporary.write_text("\n".join(_lines(folder)) + "\n")
+    temporary.replace(path)
+    return path
+
+
+def _lines(folder: Path) -> Iterator[str]:
+    record, run = _read(folder / "record.json"), _read(folder / "run.json")
+    status, result = _read(folder / "status.json"), _read(folder / "result.json")
+    yield f"# Run {record.get('run', folder.name)}"
+    yield ""
+    skipped = run.get("skipped_canary") or record.get("skipped_canary")
+    if skipped:
+        yield f"**The canary was skipped:** {skipped}"
+        yield ""
+    for name, value in (
+        ("state", status.get("state")),
+        ("host", record.get("host")),
+        ("playbook", record.get("playbook")),
+        ("release", record.get("release")),
+        ("devices", ", ".join(status.get("devices") or [])),
+        ("started", status.get("started")),
+        ("ended", status.get("ended")),
+        ("exit", json.dumps(status.get("exit")) if status.get("exit") else None),
+    ):
+        if value:
+            yield f"- {name}: {value}"
+    yield ""
+    yield from _canary(_read(folder / "verdict.json"))
+    yield from _quality(result)
+    yield from _steps(folder / "metrics.ndjson")
+    yield from _files(folder, result)
+
+
+def _canary(verdict: dict[str, Any]) -> Iterator[str]:
+    if not verdict:
+        return
+    evidence = verdict.get("evidence") or {}
+    yield "## Canary"
+    yield ""
+    yield f"{verdict['outcome']}: {evidence.get('summary', '')}"
+    yield ""
+    yield "| check | worker | outcome | |"
+    yield "|---|---|---|---|"
+    for check in evidence.get("checks", []):
+        worker = "" if check.get("worker") is None else check["worker"]
+        yield f"| {check['id']} | {worker} | {check['outcome'].replace('_', ' ')} | {_cell(check.get('summary', ''))} |"
+    yield ""
+    yield "Bound to:"
+    yield ""
+    for name, value in sorted(verdict.get("binding", {}).items()):
+        yield f"- {name}: {', '.join(value) if isinstance(value, list) else value}"
+    yield ""
+
+
+def _quality(result: dict[str, Any]) -> Iterator[str]:
+    before, after = result.get("before"), result.get("after")
+    if not (before and after):
+        return
+    yield "## The drafter"
+    yield ""
+    yield "| | before | after |"
+    yield "|---|---|---|"
+    for key, name in (
+        ("loss", "held-out loss (nats)"),
+        ("first_slot_acceptance", "first-slot acceptance"),
+        ("tau", "tau (accepted + bonus, mean over cycles)"),
+    ):
+        yield f"| {name} | {before[key]:.3f} | {after[key]:.3f} |"
+    yield ""
+    yield f"{result['steps']} optimiser steps. tau says how many tokens a verification yields; it is not a speed-up."
+    yield ""
+
+
+def _steps(metrics: Path) -> Iterator[str]:
+    if not metrics.exists():
+        return
+    steps = [record for record in _records(metrics) if record.get("kind") == "step"]
+    if not steps:
+        return
+    yield "## Training"
+    yield ""
+    yield "| step | loss (nats) | first-slot accuracy | learning rate | gradient norm |"
+    yield "|---|---|---|---|---|"
+    stride = max(1, -(-len(steps) // STEPS_SHOWN))
+    shown = steps[::stride]
+    if shown[-1] is not steps[-1]:
+        shown.append(steps[-1])
+    for step in shown:
+        yield (
+            f"| {step['step']} | {step['loss']:.4f} | {step['first_slot_accuracy']:.3f} "
+            f"| {step['learning_rate']:.2e} | {step['grad_norm']:.3f} |"
+        )
+    yield ""
+
+
+def _records(metrics: Path) -> Iterator[dict[str, Any]]:
+    for line in metrics.read_text().splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            # the run died in the middle of its last line
+            return
+
+
+def _files(folder: Path, result: dict[str, Any]) -> Iterator[str]:
+    yield "## Files"
+    yield ""
+    checkpoints = sorted(
+        path for path in (folder / "checkpoints").glob("step-*") if (path / "manifest.json").exists()
+    )
+    for path in [*sorted((folder / "log").glob("*.log")), folder / "metrics.ndjson", *checkpoints]:
+        if path.exists():
+            last = " (the last)" if result.get("checkpoint", "").endswith(path.name) else ""
+            yield f"- `{path.relative_to(folder)}`{last}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    value: dict[str, Any] = json.loads(path.read_text())
+    return value

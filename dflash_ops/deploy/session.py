@@ -1,0 +1,67 @@
+"""A host that is being worked with: its transport, and conversations on it."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_ops.config import Host
+from dflash_ops.deploy.events import Events
+from dflash_ops.transport import Conversation, transport_for
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the host said about itself; `raw` is the agent's whole answer."""
+
+    hostname: str
+    workdir: str
+    raw: dict[str, Any]
+
+
+class Session:
+    """Opens the transport once, and a conversation for each command."""
+
+    def __init__(self, host: Host, events: Events) -> None:
+        self.host = host
+        self.events = events
+        self._transport = transport_for(host, lambda text: events.emit("notice", text=text))
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._transport.close()
+
+    @property
+    def python(self) -> str:
+        """The host's interpreter, for the agent and for the trainer."""
+        return self.host.python
+
+    @contextmanager
+    def conversation(self) -> Iterator[Conversation]:
+        with Conversation(
+            self._transport, python=self.python, workdir=self.host.workdir, host=self.host.name
+        ) as conversation:
+            yield conversation
+
+    def deliver(self, archive: Any, destination: str) -> bool:
+        return self._transport.deliver(archive, destination)
+
+
+def facts(conversation: Conversation) -> Facts:
+    raw = conversation.request("facts")
+    return Facts(hostname=str(raw["hostname"]), workdir=str(raw["workdir"]), raw=raw)
+
+
+def owner() -> str:
+    """Who holds the lock, for the person who meets it."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,224 @@
+"""The stages that happen on the host, in order: stage, doctor, prepare, canary, launch. Each is one step of one conversation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from dflash_ops.config import Playbook
+from dflash_ops.deploy.doctor import (
+    Diagnosis,
+    clock,
+    examine_gpus,
+    examine_host,
+    examine_trainer,
+    refuse_blockers,
+)
+from dflash_ops.deploy.events import Events
+from dflash_ops.deploy.session import Facts, Session, facts, owner
+from dflash_ops.errors import ExitCode, OpsError
+from dflash_ops.release import Release
+from dflash_ops.transport import Conversation
+from dflash_ops.deploy.lines import LineSplitter
+
+SECONDS_PER_HOUR = 3600
+
+
+@dataclass
+class Stages:
+    """One release on its way to one host, inside one conversation that holds the host's lock."""
+
+    session: Session
+    conversation: Conversation
+    playbook: Playbook
+    events: Events
+
+    def __post_init__(self) -> None:
+        self.facts: Facts = facts(self.conversation)
+        self.prepared: str | None = None
+        self.release = ""
+        self._needs: dict[str, Any] | None = None
+
+    @property
+    def _where(self) -> str:
+        return self.session.host.name
+
+    def lock(self, command: str) -> None:
+        """Raises OpsError (exit 9) that names the holder."""
+        self.conversation.request("lock", owner=owner(), command=command)
+        self.events.emit(
+            "connected", host=self._where, hostname=self.facts.hostname, workdir=self.facts.workdir
+        )
+
+    def stage(self, release: Release) -> None:
+        """Brings the release there, unless the host has it; verified file by file, parsed by the host's python."""
+        self.release = release.digest
+        with NamedTemporaryFile(prefix="dflash-ops-", suffix=".tar.gz") as archive:
+            archive.write(release.archive)
+            archive.flush()
+            result = self.conversation.request(
+                "stage",
+                digest=release.digest,
+                size=len(release.archive),
+                on_event=lambda event: None,
+                upload=Path(archive.name),
+                path=self._delivered(Path(archive.name), release.digest),
+            )
+        self.events.emit("staged", release=release.digest, sent=len(release.archive) if result["sent"] else 0)
+        answer = self.conversation.request("syntax", digest=release.digest, python=self.session.python)
+        self.conversation.request("activate", digest=release.digest)
+        self.events.emit("activated", release=release.digest, files=answer["files"])
+
+    def _delivered(self, archive: Path, digest: str) -> str | None:
+        """In `push` transfer: the archive's path in the container. None where bytes ride in the conversation."""
+        if self.session.host.pct is None or self.session.host.pct.transfer != "push" or self._has(digest):
+            return None
+        destination = f"{self.facts.workdir}/incoming-{digest}.tar.gz"
+        return destination if self.session.deliver(archive, destination) else None
+
+    def _has(self, digest: str) -> bool:
+        return digest in self.facts.raw["releases"]
+
+    def doctor(self) -> None:
+        """Host, GPUs and the trainer's own check. Raises OpsError (exit 5) that names the first blocker."""
+        found = examine(self.session, self.conversation, self.facts, self.playbook)
+        self._report(found)
+        try:
+            answer = self._verb("check", timeout_s=self.playbook.run.check_timeout_s)
+        except OpsError as error:
+            if error.exit_code is not ExitCode.RUN_FAILED:
+                raise
+            # a trainer that cannot even check (a missing package, say) is the host's matter, not a run's
+            raise OpsError(
+                error.what,
+                exit_code=ExitCode.BLOCKED,
+                kind="doctor",
+                where=f"{self._where}, trainer",
+                fix=error.fix
+                or f"give {self.session.python} there the trainer's packages: `pip install 'dflash-ops[trainer]'`",
+                evidence=error.evidence,
+            ) from error
+        self._report(examine_trainer(answer))
+        self._needs = answer.get("prepare")
+
+    def _report(self, found: list[Diagnosis]) -> None:
+        for one in found:
+            self.events.emit("diagnosis", **one.as_event())
+        refuse_blockers(found, self._where)
+
+    def refuse_busy(self) -> None:
+        """A live run on one of the devices stops a deploy before minutes are spent on it. Raises OpsError (exit 8)."""
+        self.conversation.request("free", **self._verb_arguments())
+
+    def prepare(self) -> None:
+        """Makes the data that the trainer asked for, or finds it made."""
+        if self._needs is None:
+            return
+        self.events.emit("preparing", why=self._needs["why"])
+        result = self._verb("prepare", key=self._needs["key"], timeout_s=self.playbook.run.prepare_timeout_s)
+        self.prepared = str(result["path"])
+        self.events.emit("prepared", path=self.prepared, reused=result["reused"])
+
+    def canary(self, *, again: bool = False) -> dict[str, Any]:
+        """The verdict for exactly this release, environment, workload and these devices.
+
+        One that still holds is reused, unless `again`. It may say fail or inconclusive: see `refuse_verdict`.
+        """
+        if not again:
+            answer = self.conversation.request("verdict", **self._verb_arguments())
+            if answer["holds"] and answer["verdict"]["outcome"] == "pass":
+                self.events.emit("verdict", reused=True, why=answer["why"], **_facts_of(answer["verdict"]))
+                return dict(answer["verdict"])
+            self.events.emit("canary", why=answer["why"])
+        else:
+            self.events.emit("canary", why="asked for again")
+        verdict = self._verb("canary", timeout_s=self.playbook.workload.canary_timeout_s + CANARY_SLACK_S)[
+            "verdict"
+        ]
+        self.events.emit("verdict", reused=False, why="", **_facts_of(verdict))
+        return dict(verdict)
+
+    def launch(self, run: str, *, reason: str | None) -> dict[str, Any]:
+        """Starts the run under its supervisor. The host's gate decides, not this side."""
+        result = self._verb(
+            "launch", run=run, reason=reason, grace_s=self.playbook.run.grace_s, timeout_s=LAUNCH_TIMEOUT_S
+        )
+        self.events.emit(
+            "launched", run=run, host=self._where, unit=result.get("unit"), skipped_canary=reason
+        )
+        return result
+
+    def _verb_arguments(self, run: str | None = None) -> dict[str, object]:
+        return {
+            "digest": self.release,
+            "module": self.playbook.trainer.module,
+            "python": self.session.python,
+            "playbook": self.playbook.name,
+            "user": self.session.host.job_user,
+            "max_age_s": self.playbook.run.canary_max_age_h * SECONDS_PER_HOUR,
+            "settings": self.playbook.settings(
+                run=run, prepared=self.prepared, cache=f"{self.facts.workdir}/cache"
+            ),
+        }
+
+    def _verb(self, op: str, *, run: str | None = None, **arguments: object) -> dict[str, Any]:
+        lines = LineSplitter(lambda line: self.events.emit("log", source=op, line=line))
+        try:
+            return self.conversation.request(
+                op,
+                on_data=lambda stream, data: lines.feed(data),
+                **self._verb_arguments(run),
+                **({"run": run} if run is not None else {}),
+                **arguments,
+            )
+        finally:
+            lines.close()
+
+
+CANARY_SLACK_S = 120
+"""The host's deadline lies behind the trainer's own watchdog, which can say more."""
+LAUNCH_TIMEOUT_S = 60
+
+
+def examine(
+    session: Session, conversation: Conversation, known: Facts, playbook: Playbook
+) -> list[Diagnosis]:
+    """What `doctor` can tell without a release on the host."""
+    environment = conversation.request("probe", python=session.python)
+    return [
+        *examine_host(session.host, known.raw, environment, clock()),
+        *examine_gpus(known.raw, playbook),
+    ]
+
+
+def refuse_verdict(verdict: dict[str, Any], where: str) -> None:
+    """Raises OpsError unless the verdict is a pass: exit 6 when it failed, 7 when it cannot tell."""
+    outcome = verdict["outcome"]
+    if outcome == "pass":
+        return
+    evidence = verdict.get("evidence") or {}
+    summary = evidence.get("summary") or "no evidence"
+    failed = outcome == "fail"
+    raise OpsError(
+        f"the canary {'failed' if failed else 'cannot tell'}: {summary}",
+        exit_code=ExitCode.CANARY_FAILED if failed else ExitCode.INCONCLUSIVE,
+        kind="canary",
+        where=where,
+        fix="nothing was launched; the evidence is above and in the record"
+        if failed
+        else "nothing was launched; run the same command again",
+        evidence=evidence,
+    )
+
+
+def _facts_of(verdict: dict[str, Any]) -> dict[str, Any]:
+    evidence = verdict.get("evidence") or {}
+    return {
+        "outcome": verdict["outcome"],
+        "summary": evidence.get("summary", ""),
+        "checks": evidence.get("checks", []),
+        "binding": verdict["binding"],
+        "made": verdict["made"],
+    }

@@ -1,0 +1,82 @@
+"""Errors are for a person: what failed, where, on which evidence, what to type next; and the exit code of the command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a command's exit status means. Documented in docs/exit-codes.md."""
+
+    DONE = 0
+    USAGE = 2
+    REFUSED = 3
+    UNREACHABLE = 4
+    BLOCKED = 5
+    CANARY_FAILED = 6
+    INCONCLUSIVE = 7
+    RUN_FAILED = 8
+    LOCKED = 9
+    INTERRUPTED = 130
+
+
+class OpsError(Exception):
+    """One failure, told once.
+
+    `kind` is a stable word for programs, `what` and `where` are for the reader, `fix` is the next thing to do.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        exit_code: ExitCode,
+        kind: str,
+        where: str = "",
+        fix: str = "",
+        evidence: object = None,
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.exit_code = exit_code
+        self.kind = kind
+        self.where = where
+        self.fix = fix
+        self.evidence = evidence
+
+    @classmethod
+    def from_agent(cls, error: Mapping[str, object], host: str) -> OpsError:
+        """The error object of an agent's reply (docs/agent-protocol.md)."""
+        where = str(error.get("where") or "")
+        code = error.get("exit")
+        return cls(
+            str(error.get("what") or "the agent gave no reason"),
+            exit_code=ExitCode(code) if isinstance(code, int) else ExitCode.RUN_FAILED,
+            kind=str(error.get("kind") or "agent"),
+            where=f"{host}: {where}" if where else host,
+            fix=str(error.get("fix") or ""),
+            evidence=error.get("evidence"),
+        )
+
+    def as_event(self) -> dict[str, object]:
+        return {
+            "event": "error",
+            "kind": self.kind,
+            "what": self.what,
+            "where": self.where,
+            "fix": self.fix,
+            "exit": int(self.exit_code),
+            "evidence": self.evidence,
+        }
+
+
+class TransportError(OpsError):
+    """The host cannot be reached, or the link broke. Says nothing about a run: runs belong to the host."""
+
+    def __init__(
+        self, what: str, *, where: str = "", fix: str = "", kind: str = "transport", lost: bool = False
+    ) -> None:
+        super().__init__(what, exit_code=ExitCode.UNREACHABLE, kind=kind, where=where, fix=fix)
+        self.lost = lost
+        """True where an open conversation broke: worth another try. False where trying again changes nothing."""

@@ -1,0 +1,45 @@
+"""What a transport is: it starts a program on the host and hands over its three streams. It knows nothing of trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from dflash_ops.errors import OpsError
+
+
+class Channel(Protocol):
+    """A running remote program. One reader, one writer; stderr is drained in the background and kept bounded."""
+
+    def read(self, size: int) -> bytes:
+        """At least one byte, at most `size`; b"" at end of file."""
+
+    def write(self, data: bytes) -> None:
+        """All of `data`, or TransportError."""
+
+    def stderr(self) -> str:
+        """The last bytes that the program wrote to standard error."""
+
+    def wait(self, timeout: float) -> int | None:
+        """Exit status, or None when it is unknown after `timeout` seconds."""
+
+    def close(self) -> None:
+        """Drops the connection. What runs detached on the host goes on."""
+
+
+class Transport(Protocol):
+    """The way to one host. `open` may be called again after a channel broke."""
+
+    name: str
+
+    def open(self, argv: Sequence[str]) -> Channel:
+        """Starts `argv` on the host (no shell interprets it)."""
+
+    def deliver(self, archive: Path, destination: str) -> bool:
+        """Puts a file on the host beside the conversation. False: bytes ride in the conversation instead."""
+
+    def explain(self, status: int | None, stdout: str, stderr: str) -> OpsError | None:
+        """The typed error behind a program that did not start, where this transport knows the words."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,77 @@
+"""The machine in front of you: the agent is a child process in a session of its own, so Ctrl-C never reaches it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from dflash_ops.errors import OpsError, TransportError
+from dflash_ops.transport.tail import StreamTail
+
+
+class LocalChannel:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        if process.stdin is None or process.stdout is None or process.stderr is None:
+            raise ValueError("a channel needs all three pipes")
+        self._process = process
+        self._stdin = process.stdin
+        self._stdout = process.stdout
+        self._tail = StreamTail(process.stderr.read1, "local-stderr")  # type: ignore[attr-defined]
+
+    def read(self, size: int) -> bytes:
+        data: bytes = self._stdout.read1(size)  # type: ignore[attr-defined]
+        return data
+
+    def write(self, data: bytes) -> None:
+        try:
+            self._stdin.write(data)
+            self._stdin.flush()
+        except (OSError, ValueError) as error:
+            raise TransportError("the agent's process ended", where="local", lost=True) from error
+
+    def stderr(self) -> str:
+        return self._tail.text(0.2)
+
+    def wait(self, timeout: float) -> int | None:
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self) -> None:
+        try:
+            self._stdin.close()
+        except OSError:
+            # a flush into a pipe whose reader is gone; the pipe is closed all the same
+            pass
+        if self.wait(5) is None:
+            self._process.kill()
+            self._process.wait()
+
+
+class LocalTransport:
+    name = "local"
+
+    def open(self, argv: Sequence[str]) -> LocalChannel:
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                cwd="/",
+            )
+        except OSError as error:
+            raise TransportError(f"cannot start {argv[0]}: {error.strerror}", where="local") from error
+        return LocalChannel(process)
+
+    def deliver(self, archive: Path, destination: str) -> bool:
+        return False
+
+    def explain(self, status: int | None, stdout: str, stderr: str) -> OpsError | None:
+        return None
+
+    def close(self) -> None:
+        return None

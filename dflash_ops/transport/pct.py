@@ -1,0 +1,140 @@
+"""A Proxmox container: SSH to the node, then `pct exec`. Facts behind it: what a real pct prints and returns.
+
+`pct` execs lxc-attach and hands stdin, stdout and stderr through as they are when none is a terminal, so one
+`pct exec` carries the whole conversation. Its exit status is never trusted: the agent's last frame is.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_ops.errors import ExitCode, OpsError, TransportError
+from dflash_ops.transport.ssh import SshChannel, SshTransport
+
+if TYPE_CHECKING:
+    from dflash_ops.config import Pct, Ssh
+
+CONTAINER_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PUSH_TIMEOUT_S = 1800.0
+
+PUSH_SCRIPT = (
+    "set -e; umask 077; d=$(mktemp -d /tmp/dflash-ops.XXXXXXXX); "
+    'trap \'rm -rf "$d"\' EXIT; trap "exit 1" HUP INT TERM; '
+    'cat > "$d/archive"; "$@" push "$0" "$d/archive" "$DESTINATION" </dev/null'
+)
+"""Node side of `push`: the temporary file goes away however the script ends. Arguments: id, then the pct command."""
+
+
+class PctTransport:
+    """Runs programs in container `pct.id` of the node at `ssh.address`."""
+
+    name = "pct"
+
+    def __init__(self, ssh: Ssh, pct: Pct, announce: Callable[[str], None]) -> None:
+        self._node = SshTransport(ssh, announce)
+        self._pct = pct
+        self._address = ssh.address
+
+    @property
+    def _command(self) -> list[str]:
+        return [*(["sudo", "-n"] if self._pct.become == "sudo" else []), self._pct.command]
+
+    def open(self, argv: Sequence[str]) -> SshChannel:
+        # the node's environment and working directory leak into `pct exec`: env -i and an explicit PATH undo it
+        clean = ["/usr/bin/env", "-i", f"PATH={CONTAINER_PATH}", "LANG=C.UTF-8", "HOME=/root"]
+        return self._node.open([*self._command, "exec", str(self._pct.id), "--", *clean, *argv])
+
+    def deliver(self, archive: Path, destination: str) -> bool:
+        if self._pct.transfer != "push":
+            return False
+        script = [
+            "env",
+            f"DESTINATION={destination}",
+            "sh",
+            "-c",
+            PUSH_SCRIPT,
+            str(self._pct.id),
+            *self._command,
+        ]
+        channel = self._node.open(script)
+        try:
+            with archive.open("rb") as source:
+                while chunk := source.read(256 * 1024):
+                    channel.write(chunk)
+            channel.finish_input()
+            status = channel.wait(PUSH_TIMEOUT_S)
+            stderr = channel.stderr()
+        finally:
+            channel.close()
+        if status != 0:
+            known = self.explain(status, "", stderr)
+            raise known or TransportError(
+                f"pct push ended with status {status}: {stderr.strip() or 'no message'}", where=self._where
+            )
+        # exit 0 proves nothing here (errors of pct's worker are printed and forgotten): the agent verifies the bytes
+        if stderr.strip():
+            known = self.explain(status, "", stderr)
+            if known is not None:
+                raise known
+        return True
+
+    @property
+    def _where(self) -> str:
+        return f"container {self._pct.id} on {self._address}"
+
+    def explain(self, status: int | None, stdout: str, stderr: str) -> OpsError | None:
+        """The texts are pct's own (pve-container 6.1)."""
+        number = self._pct.id
+        for pattern, kind, what, fix in (
+            (
+                r"container '\d+' not running|can only push files to a running CT|unable to get PID for CT",
+                "container_stopped",
+                f"container {number} is not running",
+                f"on {self._address}: `pct start {number}`",
+            ),
+            (
+                r"Configuration file 'nodes/[^']*' does not exist",
+                "container_missing",
+                f"there is no container {number} on this node",
+                f"on {self._address}: `pct list`; in a cluster the container may live on another node",
+            ),
+            (
+                r"please run as root|Permission denied.*pve",
+                "not_root",
+                "pct must run as root on the node",
+                "log in as root, or set `become: sudo` for this host (sudo without a password for pct)",
+            ),
+            (
+                r"sudo: .*(password|not allowed|terminal)",
+                "sudo",
+                "sudo on the node asks for a password",
+                f"allow `{shlex.join(self._command)}` without a password in sudoers",
+            ),
+            (
+                r"can't lock file .* got timeout",
+                "container_locked",
+                f"container {number} is locked by another pct command",
+                "wait until the backup, snapshot or push ends, and run the same command again",
+            ),
+            (
+                r"(pct: (command )?not found|pct: No such file)",
+                "no_pct",
+                "there is no pct on this node",
+                "is it a Proxmox VE node? `command` in the inventory names pct's path",
+            ),
+        ):
+            if re.search(pattern, stderr):
+                return TransportError(what, where=self._where, kind=kind, fix=fix)
+        failed = re.search(r"failed to (create|open|get|change|enter)[^\n]*", stderr)
+        if failed:
+            return OpsError(
+                f"pct says: {failed.group(0)}", exit_code=ExitCode.BLOCKED, kind="pct", where=self._where
+            )
+        return None
+
+    def close(self) -> None:
+        self._node.close()

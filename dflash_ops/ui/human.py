@@ -1,0 +1,204 @@
+"""The people's view: one line a state change, log lines as they are, tables where a table reads better."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dflash_ops.deploy.events import Event
+
+MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warn[/]", "blocker": "[red]stop[/]"}
+OUTCOMES = {
+    "pass": "[green]pass[/]",
+    "fail": "[bold red]fail[/]",
+    "inconclusive": "[yellow]inconclusive[/]",
+    "not_checked": "[dim]not checked[/]",
+}
+
+
+class HumanView:
+    """Progress goes to standard error, logs (what one pipes) to standard output."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._views: dict[str, Callable[[Event], None]] = {
+            "plan": self._plan,
+            "chosen": lambda e: self._say(f"host [bold]{escape(e['host'])}[/] ({escape(e['why'])})"),
+            "notice": lambda e: self._say(f"[yellow]note[/] {escape(e['text'])}"),
+            "built": self._built,
+            "finding": self._finding,
+            "checked": lambda e: self._say(
+                f"check    {e['findings']} findings, {e['refused']} forbid the release"
+            ),
+            "connected": lambda e: self._say(
+                f"connect  {escape(e['host'])}: {escape(e['hostname'])}, work directory {escape(e['workdir'])}"
+            ),
+            "staged": self._staged,
+            "activated": lambda e: self._say(
+                f"stage    current is {e['release'][:12]} ({e['files']} files parsed there)"
+            ),
+            "diagnosis": self._diagnosis,
+            "preparing": lambda e: self._say(f"prepare  {escape(e['why'])}"),
+            "prepared": lambda e: self._say(
+                f"prepare  {'already there' if e['reused'] else 'done'}: {escape(e['path'])}"
+            ),
+            "canary": lambda e: self._say(f"canary   runs: {escape(e['why'])}"),
+            "verdict": self._verdict,
+            "launched": self._launched,
+            "log": self._log,
+            "progress": self._progress,
+            "link_lost": lambda e: self._say(
+                f"[yellow]link[/]     {escape(e['what'])}; again in {e['again_in_s']} s (the run goes on)"
+            ),
+            "ended": lambda e: self._say(f"run      {e['run']} ended [bold]{e['state']}[/]"),
+            "checkpoint": lambda e: self._say(f"collect  {escape(e['path'])} verified ({_size(e['bytes'])})"),
+            "collected": self._collected,
+            "phase": lambda e: self._say(f"stop     {escape(str(e['phase']))}"),
+            "run": self._run,
+            "error": self._error,
+        }
+
+    def __call__(self, event: Event) -> None:
+        view = self._views.get(event["event"])
+        if view is not None:
+            view(event)
+
+    def _say(self, text: str) -> None:
+        self._console.print(text)
+
+    def _plan(self, event: Event) -> None:
+        self._say("plan (nothing is touched):")
+        for step in event["steps"]:
+            self._say(f"  {escape(step['stage']):9}{escape(step['what'])}")
+
+    def _built(self, event: Event) -> None:
+        dirty = f", {len(event['dirty'])} files differ from the commit" if event["dirty"] else ""
+        patches = f", {len(event['patches'])} patches" if event["patches"] else ""
+        commit = f" at {event['commit'][:10]}" if event["commit"] else ""
+        self._say(
+            f"build    release [bold]{event['release'][:12]}[/]: {event['files']} files, {_size(event['bytes'])}, "
+            f"from {escape(event['source'])}{commit}{dirty}{patches}"
+        )
+
+    def _finding(self, event: Event) -> None:
+        colour = "red" if event["severity"] == "error" else "yellow"
+        self._say(
+            f"  {escape(event['path'])}:{event['line']}: [{colour}]{event['severity']}[/] {escape('[' + event['rule'] + ']')} "
+            f"{escape(event['why'])}"
+        )
+        if event.get("suppressed"):
+            self._say(f"    allowed: {escape(event['suppressed'])}")
+        else:
+            self._say(f"    fix: {escape(event['fix'])}")
+
+    def _staged(self, event: Event) -> None:
+        sent = (
+            f"{_size(event['sent'])} sent, every file verified"
+            if event["sent"]
+            else "already there: no bytes sent"
+        )
+        self._say(f"stage    {event['release'][:12]}: {sent}")
+
+    def _diagnosis(self, event: Event) -> None:
+        self._say(f"doctor   {MARKS[event['level']]} {escape(event['layer'])}: {escape(event['what'])}")
+        if event["fix"] and event["level"] != "ok":
+            self._say(f"           {escape(event['fix'])}")
+
+    def _verdict(self, event: Event) -> None:
+        if event["reused"]:
+            self._say(f"canary   {OUTCOMES[event['outcome']]}, reused: {escape(event['why'])}")
+            return
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        for check in event["checks"]:
+            worker = "" if check.get("worker") is None else f"worker {check['worker']}"
+            table.add_row(
+                "", escape(check["id"]), worker, OUTCOMES[check["outcome"]], escape(check.get("summary", ""))
+            )
+        self._console.print(table)
+        self._say(f"canary   {OUTCOMES[event['outcome']]}: {escape(event['summary'])}")
+
+    def _launched(self, event: Event) -> None:
+        unit = f" as {escape(event['unit'])}" if event["unit"] else ""
+        self._say(f"launch   run [bold]{event['run']}[/] on {escape(event['host'])}{unit}")
+        if event["skipped_canary"]:
+            self._say(f"         [bold red]without a canary[/]: {escape(event['skipped_canary'])}")
+
+    def _log(self, event: Event) -> None:
+        stream = sys.stdout if event["source"] == "run" else sys.stderr
+        stream.write(event["line"] + "\n")
+        stream.flush()
+
+    def _progress(self, event: Event) -> None:
+        if event["kind"] == "evaluation":
+            self._say(
+                f"eval     {event['when']}: held-out loss {event['loss']:.3f}, first-slot acceptance "
+                f"{event['first_slot_acceptance']:.3f}, tau {event['tau']:.3f}"
+            )
+
+    def _collected(self, event: Event) -> None:
+        self._say(
+            f"collect  {event['files']} files, {_size(event['bytes'])}, verified by sha256, in {escape(event['folder'])}"
+        )
+        for name in ("log", "metrics", "report"):
+            self._say(f"  {name:11}{escape(event[name])}")
+        for path in event["checkpoints"][-1:]:
+            self._say(f"  checkpoint {escape(path)}")
+        quality = event["quality"]
+        if quality and quality["before"] and quality["after"]:
+            before, after = quality["before"], quality["after"]
+            for key, name in (
+                ("loss", "held-out loss (nats)"),
+                ("first_slot_acceptance", "first-slot acceptance"),
+                ("tau", "tau"),
+            ):
+                self._say(f"  {name:22} {before[key]:.3f} -> {after[key]:.3f}")
+            self._say("  (tau counts tokens a verification; at this length of training it is no speed-up)")
+
+    def _run(self, event: Event) -> None:
+        state = event["state"]
+        colour = {"RUNNING": "cyan", "SUCCEEDED": "green", "STOPPED": "yellow"}.get(state, "red")
+        last = event.get("last") or {}
+        step = f", step {last['step']}, loss {last['loss']:.4f}" if last else ""
+        self._say(
+            f"{event['run']}  [{colour}]{state}[/]  {', '.join(event['devices'])}  from {event['started']}{step}"
+        )
+        if event.get("skipped_canary"):
+            self._say(f"  [bold red]without a canary[/]: {escape(event['skipped_canary'])}")
+
+    def _error(self, event: Event) -> None:
+        self._say(f"[bold red]error[/]    {escape(event['what'])}")
+        if event["where"]:
+            self._say(f"  where  {escape(event['where'])}")
+        for line in _evidence_lines(event["evidence"]):
+            self._say(f"         {escape(line)}")
+        if event["fix"]:
+            self._say(f"  next   {escape(event['fix'])}")
+
+
+def _evidence_lines(evidence: Any) -> list[str]:
+    if isinstance(evidence, str):
+        return evidence.rstrip().splitlines()[-40:]
+    if isinstance(evidence, list):
+        return [
+            f"{one.get('path')}:{one.get('line')}: {one.get('message')}"
+            if isinstance(one, dict)
+            else str(one)
+            for one in evidence
+        ]
+    if isinstance(evidence, dict) and isinstance(evidence.get("log_tail"), list):
+        return [str(line) for line in evidence["log_tail"]]
+    return []
+
+
+def _size(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.2f} GiB"
