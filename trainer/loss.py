@@ -1,0 +1,160 @@
+"""The drafter's loss: decay-weighted cross-entropy over block slots, fused with the frozen head.
+
+Full logits of a Qwen3-8B-shaped sample (7,680 rows, 151,936 words) are 4.7 GB in float32. They never exist
+here: rows go through the head in chunks, and each chunk's gradient is taken in the forward pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.anchors import Anchors
+
+# (block size, gamma) of the paper: arXiv:2602.06036, section 4.2 and appendix A.1
+_GAMMAS = ((8, 4.0), (10, 5.0), (16, 7.0))
+
+
+def decay_gamma(block_size: int) -> float:
+    """The decay of slot weights, in slots: 4 at block size 8, 5 at 10, 7 at 16 as in the paper.
+
+    Linear between those; outside, the nearest piece goes on (block_size / 2 below, 1/3 a slot above).
+    """
+    if block_size < 2:
+        raise ValueError(f"block_size is {block_size}: at least 2 is needed")
+    pieces = list(itertools.pairwise(_GAMMAS))
+    (x0, y0), (x1, y1) = next((piece for piece in pieces if block_size <= piece[1][0]), pieces[-1])
+    return y0 + (block_size - x0) * (y1 - y0) / (x1 - x0)
+
+
+def block_labels(  # noqa: PLR0917 -- six tensors and numbers that belong together
+    input_ids: Tensor, loss_mask: Tensor, lengths: Tensor, anchors: Anchors, block_size: int, gamma: float
+) -> tuple[Tensor, Tensor]:
+    """What every slot should say and how much it counts: labels long [N, A, B], weights float32 [N, A, B].
+
+    Same-position alignment: slot k's label is token anchor + k. Its weight is exp(-(k - 1) / gamma), times 0
+    for slot 0 (the anchor itself), padding slots, positions past the row's length and unsupervised tokens.
+    `input_ids` long [N, S], `loss_mask` bool [N, S], `lengths` long [N].
+    """
+    rows, count = anchors.positions.shape
+    slot = torch.arange(block_size, device=input_ids.device)
+    position = anchors.positions[:, :, None] + slot
+    index = position.clamp(max=input_ids.shape[1] - 1).view(rows, count * block_size)
+    labels = input_ids.gather(1, index).view(rows, count, block_size)
+    supervised = loss_mask.bool().gather(1, index).view(rows, count, block_size)
+    counts = anchors.keep[:, :, None] & (position < lengths[:, None, None]) & supervised & (slot > 0)
+    decay = torch.exp(-(slot - 1).to(torch.float32) / gamma)
+    return labels, torch.where(counts, decay, torch.zeros_like(decay))
+
+
+@dataclass(frozen=True)
+class BlockLoss:
+    """Sums over one batch, each a 0-dim float32 tensor; only `loss_sum` carries a gradient.
+
+    `loss_sum`: sum of weight x cross-entropy, in nats; `weight_sum`: sum of the weights. Their quotient is
+    the loss, but it is taken outside, over all workers: a worker's own quotient would make the update
+    depend on how samples fell to workers. `first_slot_correct` of `first_slot_count`: slots 1 that count
+    and whose most likely token is the label.
+    """
+
+    loss_sum: Tensor
+    weight_sum: Tensor
+    first_slot_correct: Tensor
+    first_slot_count: Tensor
+
+
+def block_loss(hidden: Tensor, head_weight: Tensor, labels: Tensor, weights: Tensor, chunk: int = 1024) -> BlockLoss:
+    """Cross-entropy of the drafter's output `hidden` [N, A * B, D] through the frozen head [V, D].
+
+    `labels` and `weights` are `block_labels`'s. Slot 0 is never computed. At most `chunk` rows of logits
+    exist at a time. Products are in the tensors' dtype, softmax in float32 (float64 for float64). `hidden`
+    and `head_weight` must have one dtype: casting the head here would copy it at every step.
+    """
+    if hidden.dtype != head_weight.dtype:
+        raise ValueError(
+            f"hidden is {hidden.dtype}, head_weight {head_weight.dtype}: cast the head once, before training"
+        )
+    blocks, size = labels.shape[0] * labels.shape[1], labels.shape[2]
+    # slot by slot, so that the first `blocks` rows are the slots 1
+    by_slot = hidden.reshape(blocks, size, hidden.shape[-1])[:, 1:].transpose(0, 1)
+    rows = by_slot.reshape(blocks * (size - 1), hidden.shape[-1])
+    flat_labels = labels.reshape(blocks, size)[:, 1:].t().reshape(-1)
+    flat_weights = weights.reshape(blocks, size)[:, 1:].t().reshape(-1)
+    if torch.is_grad_enabled() and hidden.requires_grad:
+        loss_sum, correct = _FusedHead.apply(rows, head_weight, flat_labels, flat_weights, blocks, chunk)
+    else:
+        loss_sum, correct, _ = _head_pass(
+            rows, head_weight, flat_labels, flat_weights, first_rows=blocks, chunk=chunk, with_gradient=False
+        )
+    return BlockLoss(
+        loss_sum=loss_sum,
+        weight_sum=flat_weights.sum(),
+        first_slot_correct=correct,
+        first_slot_count=(flat_weights[:blocks] > 0).sum().to(torch.float32),
+    )
+
+
+def _head_pass(
+    rows: Tensor,
+    head_weight: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    *,
+    first_rows: int,
+    chunk: int,
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss sum, right answers among the first `first_rows` rows, and d(loss sum)/d(rows) if wanted."""
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    total = torch.zeros((), dtype=wide, device=rows.device)
+    correct = torch.zeros((), dtype=torch.float32, device=rows.device)
+    words = torch.arange(head_weight.shape[0], device=rows.device)
+    gradients = []
+    for start in range(0, rows.shape[0], chunk):
+        part = slice(start, start + chunk)
+        label, weight = labels[part], weights[part].to(wide)
+        logits = torch.mm(rows[part], head_weight.t()).to(wide)
+        log_sum = logits.logsumexp(dim=1)
+        total = total + (weight * (log_sum - logits.gather(1, label[:, None])[:, 0])).sum()
+        if start < first_rows:
+            firsts = min(first_rows - start, label.shape[0])
+            hit = (logits[:firsts].argmax(dim=1) == label[:firsts]) & (weight[:firsts] > 0)
+            correct = correct + hit.sum()
+        if with_gradient:
+            # p - 1 at the label is taken before rounding: after it, a confident row would lose all digits
+            error = (logits - log_sum[:, None]).exp() - (words == label[:, None]).to(wide)
+            gradients.append(torch.mm((error * weight[:, None]).to(rows.dtype), head_weight))
+    gradient = torch.cat(gradients) if gradients else rows.new_empty(0)
+    return total.to(torch.float32), correct, gradient
+
+
+class _FusedHead(torch.autograd.Function):
+    """Head and cross-entropy, the rows' gradient taken in the forward; the frozen head gets none."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 -- apply() takes no keywords
+        ctx: Any,
+        rows: Tensor,
+        head_weight: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        first_rows: int,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        loss_sum, correct, gradient = _head_pass(
+            rows, head_weight, labels, weights, first_rows=first_rows, chunk=chunk, with_gradient=True
+        )
+        ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(correct)
+        return loss_sum, correct
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        # in bfloat16 the scale itself would be rounded, and the whole gradient with it
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        return (gradient.to(wide) * grads[0]).to(gradient.dtype), None, None, None, None, None
