@@ -1,0 +1,129 @@
+"""A host: the machine that trains, and the way to it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
+
+from dflash_ops.config.base import NAME, PROGRAM, TEXT, Matches, Model
+
+TransportName = Literal["local", "ssh", "pct"]
+
+_NEEDED: dict[TransportName, set[str]] = {"local": set(), "ssh": {"ssh"}, "pct": {"ssh", "pct"}}
+
+LOCAL_WORKDIR = "~/.local/share/dflash-ops"
+PCT_WORKDIR = "/var/lib/dflash-ops"
+
+# an address or a user is an argument of ssh: it must never look like an option
+_ADDRESS = Matches(
+    r"[A-Za-z0-9_:\[][A-Za-z0-9._:%\[\]-]*", "a host name, an address or an alias of ssh_config, nothing else"
+)
+_USER = Matches(r"[A-Za-z_][A-Za-z0-9._@-]{0,63}\$?", "a user name")
+
+
+class Ssh(Model):
+    """How the host (for `pct`: the Proxmox node) is reached. ssh_config and ssh-agent are used as usual."""
+
+    address: Annotated[str, _ADDRESS]
+    """Host name, IP address or alias of ~/.ssh/config."""
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Default: ssh_config's, else 22."""
+    user: Annotated[str, _USER] | None = None
+    """Default: ssh_config's, else yours."""
+    identity_file: Annotated[str, TEXT] | None = None
+    """Private key file; a relative path is relative to this file. Default: ssh-agent and ssh_config."""
+    known_hosts: Annotated[str, TEXT] | None = None
+    """Default: ssh_config's, else ~/.ssh/known_hosts."""
+    host_key: Literal["strict", "accept-new"] = "strict"
+    """strict: the key must be known. accept-new: a new one is printed and kept, a changed one refused."""
+    fingerprint: (
+        Annotated[str, Matches(r"SHA256:[A-Za-z0-9+/]{43}", "like 'SHA256:' and 43 characters of base64")] | None
+    ) = None
+    """Pinned host key, as `ssh-keygen -lf` prints it; then known_hosts is not asked."""
+
+
+class Pct(Model):
+    """A Proxmox LXC container on the node that `ssh` reaches."""
+
+    id: Annotated[int, Field(ge=100, le=999_999_999)]
+    """Container id, as `pct list` shows it."""
+    transfer: Literal["stream", "push"] = "stream"
+    """stream: releases ride in `pct exec`. push: scp to the node, then `pct push`, verified inside."""
+    become: Literal["none", "sudo"] = "none"
+    """How pct gets root on the node: none (the SSH user is root) or sudo (without a password)."""
+    command: Annotated[str, PROGRAM] = "/usr/sbin/pct"
+    """pct on the node."""
+
+
+class Host(Model):
+    """One host of the inventory.
+
+    `python` defaults to `python3`; for transport `local` it is the interpreter that runs dflash-ops itself,
+    so that `pip install dflash-ops[trainer]` is all that a machine needs. `workdir` defaults to
+    `~/.local/share/dflash-ops`, inside a container (`pct`) to `/var/lib/dflash-ops`.
+    """
+
+    model_config = ConfigDict(json_schema_extra=lambda schema: schema.update(allOf=_conditions()))
+
+    name: Annotated[str, NAME]
+    """Default: the file's name, or the key under `hosts`."""
+    transport: TransportName
+    """local: this machine. ssh: a machine reached by SSH. pct: a container on a Proxmox node, through SSH."""
+    python: Annotated[str, PROGRAM] = "python3"
+    """Interpreter there that has the trainer's packages: an absolute path, or a name on PATH."""
+    workdir: Annotated[str, Matches(r"(/|~/)[^\x00-\x1f\x7f]*", "an absolute path, or one that begins with ~/")] = (
+        LOCAL_WORKDIR
+    )
+    """Releases, caches and runs live below it, on the host."""
+    job_user: Annotated[str, _USER] | None = None
+    """The run belongs to this user of the host. Default: the user who logs in."""
+    ssh: Ssh | None = None
+    """For `ssh` and `pct`."""
+    pct: Pct | None = None
+    """For `pct`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_transport(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        made = dict(data)
+        if made.get("transport") == "local":
+            made.setdefault("python", sys.executable)
+        if made.get("transport") == "pct":
+            made.setdefault("workdir", PCT_WORKDIR)
+        return made
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> Host:
+        given = {key for key in ("ssh", "pct") if getattr(self, key) is not None}
+        for _, message in section_problems(self.transport, given):
+            raise PydanticCustomError("sections", "{message}", {"message": message})
+        return self
+
+
+def section_problems(transport: TransportName, given: set[str]) -> Iterator[tuple[str, str]]:
+    """The sections that a transport needs or cannot have: (section, what is wrong)."""
+    needed = _NEEDED[transport]
+    for section in sorted(needed - given):
+        yield section, f"transport {transport} needs the section '{section}'"
+    for section in sorted(given - needed):
+        yield section, f"transport {transport} cannot have the section '{section}'"
+
+
+def _conditions() -> list[JsonValue]:
+    """The same for editors, in JSON Schema."""
+    return [
+        {
+            "if": {"required": ["transport"], "properties": {"transport": {"const": transport}}},
+            "then": {
+                "required": [*sorted(needed)],
+                "properties": {section: False for section in ("pct", "ssh") if section not in needed},
+            },
+        }
+        for transport, needed in _NEEDED.items()
+    ]

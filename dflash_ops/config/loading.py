@@ -1,0 +1,98 @@
+"""Finds and loads playbooks; turns a document into a validated model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from dflash_ops.config.base import Model
+from dflash_ops.config.document import Document, KeyPath, read_document
+from dflash_ops.config.errors import ConfigError, Problem, nearest
+from dflash_ops.config.overrides import Settings, override
+from dflash_ops.config.places import YAML_SUFFIXES, bundled, folder_label, user_config, yaml_files
+from dflash_ops.config.playbook import BUNDLED, Playbook
+from dflash_ops.config.translate import Locate, problems_of
+
+Loaded = TypeVar("Loaded", bound=Model)
+
+
+def validated(model: type[Loaded], data: object, locate: Locate, more: Sequence[Problem] = ()) -> Loaded:
+    """The model, or ConfigError with every problem (`more`: those that the caller found itself)."""
+    problems = list(more)
+    try:
+        made = model.model_validate(data)
+    except ValidationError as error:
+        problems += problems_of(error, model, data, locate)
+    if problems:
+        raise ConfigError(problems)
+    return made
+
+
+def load_playbook(name_or_path: str, *, sets: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Playbook:
+    """Loads a playbook and applies `--set` values to it.
+
+    A path (it has a separator or ends in .yaml) is read as it is; a name is looked up in ./playbooks,
+    $XDG_CONFIG_HOME/dflash-ops/playbooks and the bundled playbooks, in this order. In the result
+    `trainer.source` and `trainer.patches` are absolute: relative ones are taken from the playbook's folder, or
+    from the working directory where they came from `sets`.
+    Raises ConfigError.
+    """
+    path = _find(name_or_path, os.environ if env is None else env)
+    settings = override(read_document(path), sets, Playbook)
+    settings.data.setdefault("name", path.stem.removesuffix(".example"))
+    missing = list(_absolute_sources(settings, path.parent))
+    return validated(Playbook, settings.data, settings.locate, missing)
+
+
+def _find(name_or_path: str, env: Mapping[str, str]) -> Path:
+    as_path = Path(name_or_path).expanduser()
+    if as_path.suffix in YAML_SUFFIXES or len(as_path.parts) > 1:
+        if not as_path.is_file():
+            raise ConfigError.one(name_or_path, None, "there is no such playbook file")
+        return as_path
+    folders = [Path("playbooks"), user_config(env) / "playbooks", bundled("playbooks")]
+    known: dict[str, Path] = {}
+    for folder in folders:
+        for file in yaml_files(folder):
+            known.setdefault(file.stem, file)
+    if name_or_path not in known:
+        searched = ", ".join(folder_label(folder) for folder in folders if folder.is_dir())
+        raise ConfigError.one(searched, None, f"there is no playbook '{name_or_path}'", nearest(name_or_path, known))
+    return known[name_or_path]
+
+
+def _absolute_sources(settings: Settings, home: Path) -> list[Problem]:
+    """Makes the trainer's paths absolute in place; tells those that do not exist."""
+    trainer = settings.data.get("trainer")
+    if not isinstance(trainer, dict):
+        return []
+    problems: list[Problem] = []
+
+    def absolute(value: Any, path: KeyPath, kind: str) -> Any:
+        if not isinstance(value, str) or not value:
+            return value
+        origin = settings.locate(path)
+        base = home if origin is settings.document else Path.cwd()
+        found = (base / Path(value).expanduser()).resolve()
+        if not (found.is_dir() if kind == "folder" else found.is_file()):
+            problems.append(_no_such(origin, path, kind, value, base))
+        return str(found)
+
+    if trainer.get("source", BUNDLED) != BUNDLED:
+        trainer["source"] = absolute(trainer["source"], ("trainer", "source"), "folder")
+    patches = trainer.get("patches")
+    if isinstance(patches, list):
+        trainer["patches"] = [
+            absolute(patch, ("trainer", "patches", number), "file") for number, patch in enumerate(patches)
+        ]
+    return problems
+
+
+def _no_such(origin: Document, path: KeyPath, kind: str, value: str, base: Path) -> Problem:
+    where = folder_label(base)
+    hint = f"'{BUNDLED}' is the trainer that comes with dflash-ops" if path[-1] == "source" else ""
+    return origin.problem(path, f"there is no {kind} '{value}' (relative to {where})", hint)

@@ -1,0 +1,78 @@
+"""A playbook: which trainer, with which settings, under which limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dflash_ops.config.base import NAME, TEXT, Matches, Model
+from dflash_ops.config.places import bundled
+from dflash_ops.config.training import Training
+from dflash_ops.config.workload import Workload
+
+CONTRACT = 1
+BUNDLED = "bundled"
+
+Texts = Annotated[tuple[Annotated[str, TEXT], ...], Field(strict=False)]
+Seconds = Annotated[int, Field(ge=1)]
+
+
+class Trainer(Model):
+    """The source that becomes the release."""
+
+    source: Annotated[str, TEXT] = BUNDLED
+    """bundled (the trainer that comes with dflash-ops), or a folder, relative to this file."""
+    module: Annotated[str, Matches(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "a Python module's dotted name")] = "trainer"
+    """What `python -m` starts, in the release."""
+    patches: Texts = ()
+    """Unified diffs, applied in this order; relative to this file."""
+    include: Texts = ()
+    """Globs of files that go into the release though git does not track them; relative to the source."""
+
+    @property
+    def is_bundled(self) -> bool:
+        return self.source == BUNDLED
+
+    @property
+    def folder(self) -> Path:
+        """The source tree on this machine."""
+        return bundled("trainer") if self.is_bundled else Path(self.source)
+
+
+class Run(Model):
+    """Limits of the stages around the training itself."""
+
+    canary_max_age_h: Annotated[float, Field(gt=0)] = 24
+    """Hours that a passing verdict holds (on the host's boot-time clock)."""
+    grace_s: Annotated[int, Field(ge=0)] = 120
+    """Seconds between SIGTERM and SIGKILL when a run is stopped: enough for a checkpoint."""
+    prepare_timeout_s: Seconds = 3600
+    """Seconds for the trainer's `prepare`."""
+    check_timeout_s: Seconds = 300
+    """Seconds for the trainer's `check`."""
+
+
+class Playbook(Model):
+    """What to train and how. The canary's verdict depends on `workload`, not on `training`."""
+
+    version: Literal[1]
+    """Of this file's format: 1."""
+    name: Annotated[str, NAME]
+    """Default: the file's name. Part of each run's id."""
+    trainer: Trainer = Trainer()
+    workload: Workload
+    training: Training
+    run: Run = Run()
+
+    def settings(self, run: str | None, prepared: str | None, cache: str) -> dict[str, Any]:
+        """The trainer contract's settings, ready for JSON. `prepared` and `cache` are paths on the host."""
+        return {
+            "contract": CONTRACT,
+            "run": run,
+            "workload": self.workload.model_dump(mode="json"),
+            "training": self.training.model_dump(mode="json"),
+            "prepared": prepared,
+            "cache": cache,
+        }

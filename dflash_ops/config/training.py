@@ -1,0 +1,56 @@
+"""The settings that the canary's verdict does not depend on. Keys and defaults: docs/trainer-contract.md."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from dflash_ops.config.base import TEXT, Model
+
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+PathText = Annotated[str, TEXT]
+
+
+class Training(Model):
+    """Steps, learning rate, data, evaluation and checkpoints. Paths are paths on the host."""
+
+    steps: Count
+    """Optimiser steps."""
+    learning_rate: Positive = 6e-4
+    """Peak; cosine with warm-up."""
+    warmup_ratio: Fraction = 0.04
+    """Share of the steps."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.95)
+    """AdamW's."""
+    clip: Positive = 1.0
+    """Largest gradient norm."""
+    decay_gamma: Positive | None = None
+    """Decay of the loss weight along a block; null: by block size (16: 7, 10: 5, 8: 4)."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    data: PathText | None = None
+    """Folder for datasets.load_from_disk with input_ids and loss_mask; null: prepared from `prompts`."""
+    prompts: PathText | None = None
+    """JSON lines (gzip or not) that the target answers: a path on the host, or package:NAME/FILE."""
+    prompt_field: PathText = "prompt"
+    """The key of the prompt in each line."""
+    prompt_count: Count = 64
+    """Prompts that the target answers."""
+    answer_tokens: Count = 64
+    """Longest answer, in tokens."""
+    answer_batch: Count = 16
+    """Prompts answered at a time."""
+    evaluation_prompts: Annotated[int, Field(ge=0)] = 8
+    """Held out: the last of the prompts, never trained on."""
+    evaluation_tokens: Count = 32
+    """Tokens decoded for each of them."""
+    checkpoint_every: Count = 100
+    """Optimiser steps; one checkpoint is always written at the end."""
+    log_every: Count = 1
+    """Optimiser steps between two lines of metrics."""
+    resume_from: PathText | None = None
+    """A complete checkpoint on the host."""

@@ -1,0 +1,85 @@
+"""The settings that the canary's verdict depends on. Keys, types and defaults: docs/trainer-contract.md."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from dflash_ops.config.base import TEXT, Matches, Model
+
+Count = Annotated[int, Field(ge=1)]
+Dtype = Literal["float32", "bfloat16"]
+Device = Annotated[str, Matches(r"cpu|cuda:[0-9]+", "'cpu' or 'cuda:N'")]
+GpuUuid = Annotated[str, Matches(r"(GPU|MIG)-[0-9A-Za-z/-]+", "a UUID as `nvidia-smi -L` prints it")]
+GpuIndex = Annotated[int, Field(ge=0)]
+# strict refuses a list where a tuple is meant; the items stay strict
+Devices = Annotated[tuple[Device, ...], Field(strict=False, min_length=1)]
+Gpus = Annotated[tuple[GpuIndex | GpuUuid, ...], Field(strict=False, min_length=1)]
+Layers = Annotated[tuple[GpuIndex, ...], Field(strict=False, min_length=1)]
+Buckets = Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
+
+
+class Workload(Model):
+    """Threads, shapes, dtype, strategy, placement and model sizes."""
+
+    target: Annotated[str, TEXT]
+    """Target model on the host: a transformers folder, a .gguf file, or package:NAME/FILE."""
+    require_cuda: bool = True
+    """Refuse to run without CUDA."""
+    gpus: Literal["all"] | Gpus = "all"
+    """GPUs that the run may use: all, or a list of index or UUID."""
+    drafter_threads: Count = 1
+    """Drafter replicas, one thread each."""
+    target_workers: Count = 1
+    """Threads that produce hidden states."""
+    drafter_devices: Literal["auto"] | Devices = "auto"
+    """auto, or one of cpu, cuda:N for each drafter."""
+    target_devices: Literal["auto"] | Devices = "auto"
+    """auto, or one of cpu, cuda:N for each target worker."""
+    dtype: Dtype = "bfloat16"
+    """The drafter's parameters and activations."""
+    target_dtype: Dtype = "bfloat16"
+    """The target's."""
+    strategy: Literal["eager", "default", "reduce-overhead"] = "reduce-overhead"
+    """How the drafter step is compiled."""
+    block_size: Annotated[int, Field(ge=2)] = 16
+    """Anchor + masks, in tokens."""
+    anchors: Count = 512
+    """Anchor slots a sequence; unused ones are masked, so shapes stay static."""
+    buckets: Buckets = (3072,)
+    """Padded sequence lengths in tokens, ascending."""
+    batch_size: Count = 1
+    """Sequences a drafter takes for one forward-backward."""
+    accumulation: Count = 1
+    """Forward-backwards an optimiser step."""
+    draft_layers: Count = 5
+    """Decoder layers of the drafter."""
+    target_layers: Literal["auto"] | Layers = "auto"
+    """auto (evenly spaced), or the target layers whose output feeds the drafter."""
+    draft_ffn: Count | None = None
+    """The drafter's FFN width; null: the target's."""
+    mask_token: Annotated[str, Field(min_length=1)] | GpuIndex
+    """A reserved token of the target's vocabulary (text or id); never pad, eos, bos or one of the data."""
+    canary_steps: Count = 3
+    """Optimiser steps that the gate compares."""
+    rehearsal_steps: Count = 3
+    """Steps of the run's own entry point in the canary."""
+    canary_timeout_s: Count = 600
+    """The canary's own watchdog, in seconds."""
+
+    @field_validator("drafter_devices", "target_devices")
+    @classmethod
+    def _one_for_each(cls, devices: tuple[str, ...] | str, info: ValidationInfo) -> tuple[str, ...] | str:
+        threads = "drafter_threads" if info.field_name == "drafter_devices" else "target_workers"
+        count = info.data.get(threads, len(devices))
+        if devices != "auto" and len(devices) != count:
+            raise ValueError(f"names {len(devices)} devices, {threads} is {count}; one entry for each")
+        return devices
+
+    @field_validator("buckets")
+    @classmethod
+    def _ascending(cls, buckets: tuple[int, ...]) -> tuple[int, ...]:
+        if list(buckets) != sorted(set(buckets)):
+            raise ValueError("must be ascending, each length once")
+        return buckets
