@@ -1,4 +1,4 @@
-"""Errors are for a person: what failed, where, on which evidence, what to type next; and the exit code of the command."""
+"""Errors are for a person: what failed, where, on which evidence, what to type next; and the exit code."""
 
 from __future__ import annotations
 

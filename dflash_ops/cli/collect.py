@@ -35,7 +35,7 @@ def command(
     chosen = chosen_host(events, host, inventory)
     with Session(chosen, events) as session:
         with session.conversation() as conversation:
-            status = conversation.request("status", run=run)
+            status = conversation.request("status", {"run": run})
         folder = open_record(
             runs,
             status["run"],

@@ -81,9 +81,9 @@ def view_for(as_json: bool) -> Callable[[Event], None]:
     return HumanView()
 
 
-def command_end(function: Callable[..., dict[str, Any]]) -> Function:
-    """Runs a command's body, which gets `events` and returns what its `result` event carries; turns every end into
-    one error for a person and a documented exit code."""
+def command_end(function: Callable[..., None]) -> Function:
+    """Runs a command's body, which gets `events` and fills `result` (what the last event carries); turns every end
+    into one error for a person and a documented exit code."""
 
     @functools.wraps(function)
     def run(as_json: bool, debug: bool, **arguments: Any) -> int:
@@ -95,9 +95,7 @@ def command_end(function: Callable[..., dict[str, Any]]) -> Function:
         except OpsError as error:
             code = _say(events, error, debug)
         except click.UsageError as error:
-            code = _say(
-                events, OpsError(error.format_message(), exit_code=ExitCode.USAGE, kind="usage"), debug
-            )
+            code = _say(events, OpsError(error.format_message(), exit_code=ExitCode.USAGE, kind="usage"), debug)
         except (KeyboardInterrupt, click.Abort):
             code = ExitCode.INTERRUPTED
             run_id = result.get("run")

@@ -25,9 +25,7 @@ AGAIN = click.option("--again", is_flag=True, help="Run the canary even where it
 @options(HOST_OPTIONS, PLAYBOOK_OPTIONS, [RUNS_OPTION, AGAIN], OUTPUT_OPTIONS)
 @click.option("--dry-run", is_flag=True, help="Print the plan; touch nothing.")
 @click.option("--detach", is_flag=True, help="Return once the run is launched.")
-@click.option(
-    "--skip-canary", is_flag=True, help="Launch without proof. Needs --reason; the run carries it for ever."
-)
+@click.option("--skip-canary", is_flag=True, help="Launch without proof. Needs --reason; the run carries it for ever.")
 @click.option("--reason", metavar="TEXT", help="Why the canary is skipped.")
 @command_end
 def command(

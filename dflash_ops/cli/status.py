@@ -26,6 +26,6 @@ def command(
 
     chosen = chosen_host(events, host, inventory)
     with Session(chosen, events) as session, session.conversation() as conversation:
-        status = conversation.request("status", run=run)
+        status = conversation.request("status", {"run": run})
     events.emit("run", **status)
     result.update(run=status["run"], state=status["state"])

@@ -32,7 +32,7 @@ def command(
     inventory: Path | None,
     grace_s: int,
 ) -> None:
-    """Checkpoint and stop a run (default: the latest): SIGTERM, after the grace SIGKILL; then show that nothing is left.
+    """Checkpoint and stop a run (default: the latest): SIGTERM, after the grace SIGKILL; show that nothing is left.
 
     Example: dflash-ops stop 20261129-151233-quickstart-7f3a
     """
@@ -43,8 +43,7 @@ def command(
     with Session(chosen, events) as session, session.conversation() as conversation:
         status = conversation.request(
             "stop",
-            run=run,
-            grace_s=grace_s,
+            {"run": run, "grace_s": grace_s},
             on_event=lambda event: events.emit("phase", phase=event["phase"]),
         )
     events.emit("run", **{key: value for key, value in status.items() if key != "remaining"})

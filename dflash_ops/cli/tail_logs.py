@@ -24,9 +24,7 @@ POLL_S = 1.0
     is_flag=True,
     help="Go on until the run ends; without any run, wait for the first.",
 )
-@click.option(
-    "-n", "--lines", type=click.IntRange(min=0), help="Only the last lines of what is there. Not with -f."
-)
+@click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last lines of what is there. Not with -f.")
 @command_end
 def command(
     *,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dflash_ops.config import Playbook
 from dflash_ops.deploy.events import Events
 from dflash_ops.errors import ExitCode, OpsError
-from dflash_ops.release import Finding, Release, ReleaseError, Source, build, check
+from dflash_ops.release import Finding, Release, ReleaseError, Source, build, check, finding_dict
 
 
 def source_of(playbook: Playbook) -> Source:
@@ -48,11 +48,11 @@ def built(playbook: Playbook, events: Events) -> Iterator[Release]:
 
 
 def checked(release: Release, events: Events) -> list[Finding]:
-    """Static rules over the built tree; every finding is an event. Raises OpsError (exit 3) when one forbids the build."""
+    """Static rules over the built tree; every finding is an event. Raises OpsError (exit 3) when one is an error."""
     findings = check(release.tree, python=None)
     for finding in findings:
-        events.emit("finding", **finding.as_event())
-    refused = [finding for finding in findings if finding.severity == "error" and not finding.suppressed]
+        events.emit("finding", **finding_dict(finding))
+    refused = [finding for finding in findings if finding.blocks]
     events.emit("checked", release=release.digest, findings=len(findings), refused=len(refused))
     if refused:
         first = refused[0]

@@ -48,7 +48,7 @@ class RemoteFile:
 
 def collect(conversation: Conversation, run: str, folder: Path, events: Events) -> Collected:
     """Everything of `run` that is complete on the host. Safe to call again, while the run goes on as well."""
-    listing = [_remote(entry) for entry in conversation.request("files", run=run)["files"]]
+    listing = [_remote(entry) for entry in conversation.request("files", {"run": run})["files"]]
     brought = size = 0
     for one in (file for file in listing if file.checkpoint is None):
         target = _inside(folder, one.home)
@@ -123,9 +123,7 @@ def _bring(conversation: Conversation, run: str, file: RemoteFile, target: Path)
     with part.open("ab") as handle:
         result = conversation.request(
             "read",
-            run=run,
-            path=str(file.path),
-            offset=start,
+            {"run": run, "path": str(file.path), "offset": start},
             on_data=lambda stream, data: _write(handle, data),
         )
         handle.flush()

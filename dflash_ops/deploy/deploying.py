@@ -93,7 +93,7 @@ def _proven(
             )
             outcome.folder = folder
             events.keep_in(folder / "events.ndjson")
-            write_json(folder / "manifest.json", release.manifest.to_json())
+            write_json(folder / "manifest.json", release.manifest.to_dict())
             if choices.skip_reason is None:
                 _judge(stages, folder, again=choices.again, outcome=outcome)
             yield stages, run, folder

@@ -1,4 +1,4 @@
-"""Reads a host's facts the way a careful person would: what blocks a run, what will hurt later. Pure: facts in, findings out."""
+"""Reads a host's facts as a careful person would: what blocks a run, what will hurt later. Facts in, findings out."""
 
 from __future__ import annotations
 
@@ -40,17 +40,16 @@ def _gib(count: float) -> str:
     return f"{count / 2**30:.1f} GiB"
 
 
-def examine_host(
-    host: Host, facts: Mapping[str, Any], environment: Mapping[str, Any], now: float
-) -> list[Diagnosis]:
+def examine_host(host: Host, facts: Mapping[str, Any], environment: Mapping[str, Any], now: float) -> list[Diagnosis]:
     """`facts` and `environment` are the agent's answers to `facts` and `probe`."""
     where = "container" if host.transport == "pct" else "host"
     found = [
         Diagnosis(
             Level.OK,
             where,
-            f"{facts['hostname']}: kernel {facts['kernel']}, {facts['cpus']} cpus, {_gib(facts['memory_bytes'])} memory, "
-            f"user {facts['user']}, {'systemd' if facts['systemd'] else 'no systemd'}",
+            f"{facts['hostname']}: kernel {facts['kernel']}, {facts['cpus']} cpus, "
+            f"{_gib(facts['memory_bytes'])} memory, user {facts['user']}, "
+            f"{'systemd' if facts['systemd'] else 'no systemd'}",
         ),
         Diagnosis(
             Level.OK,
@@ -62,31 +61,23 @@ def examine_host(
     space = f"{_gib(free)} free in {facts['workdir']}"
     if free < MIN_FREE_BYTES:
         found.append(
-            Diagnosis(
-                Level.BLOCKER, where, f"{space}: a run needs more", "free space, or name another `workdir`"
-            )
+            Diagnosis(Level.BLOCKER, where, f"{space}: a run needs more", "free space, or name another `workdir`")
         )
     elif free < LOW_FREE_BYTES:
         found.append(
-            Diagnosis(
-                Level.WARNING, where, f"{space}: checkpoints may fill it", "free space before a long run"
-            )
+            Diagnosis(Level.WARNING, where, f"{space}: checkpoints may fill it", "free space before a long run")
         )
     else:
         found.append(Diagnosis(Level.OK, where, space))
     # file systems without inodes of their own (btrfs) report 0 of 0
     if 0 < inodes < MIN_FREE_INODES:
         found.append(
-            Diagnosis(
-                Level.BLOCKER, where, f"{inodes} inodes free in {facts['workdir']}", "remove small files"
-            )
+            Diagnosis(Level.BLOCKER, where, f"{inodes} inodes free in {facts['workdir']}", "remove small files")
         )
     skew = float(facts["time"]) - now
     if abs(skew) > MAX_CLOCK_SKEW_S:
         found.append(
-            Diagnosis(
-                Level.WARNING, where, f"its clock is {skew:+.0f} s from yours", "check its time service"
-            )
+            Diagnosis(Level.WARNING, where, f"its clock is {skew:+.0f} s from yours", "check its time service")
         )
     return found
 
@@ -104,9 +95,7 @@ def examine_gpus(facts: Mapping[str, Any], playbook: Playbook) -> list[Diagnosis
                 )
             ]
         return [Diagnosis(Level.OK, "gpu", "no GPU; the playbook does not require one")]
-    found = [
-        Diagnosis(Level.OK, "gpu", f"driver {facts['driver']}, {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}")
-    ]
+    found = [Diagnosis(Level.OK, "gpu", f"driver {facts['driver']}, {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}")]
     for gpu in gpus:
         share = gpu["memory_used_bytes"] / max(1, gpu["memory_bytes"])
         text = f"{gpu['index']}: {gpu['name']}, {_gib(gpu['memory_bytes'])}, {gpu['uuid']}"
@@ -116,7 +105,7 @@ def examine_gpus(facts: Mapping[str, Any], playbook: Playbook) -> list[Diagnosis
                     Level.WARNING,
                     "gpu",
                     f"{text}: {_gib(gpu['memory_used_bytes'])} are in use",
-                    "see what runs there: `nvidia-smi` on the node (a container does not see other containers' processes)",
+                    "see what runs there: `nvidia-smi` on the node (a container does not see others' processes)",
                 )
             )
         else:
@@ -127,9 +116,7 @@ def examine_gpus(facts: Mapping[str, Any], playbook: Playbook) -> list[Diagnosis
 def examine_trainer(answer: Mapping[str, Any]) -> list[Diagnosis]:
     """`answer` is the trainer's check.json."""
     problems = [
-        Diagnosis(
-            Level.BLOCKER, "trainer", f"{problem['where']}: {problem['what']}", str(problem.get("fix", ""))
-        )
+        Diagnosis(Level.BLOCKER, "trainer", f"{problem['where']}: {problem['what']}", str(problem.get("fix", "")))
         for problem in answer.get("problems", [])
     ]
     if problems or answer.get("outcome") != "ok":

@@ -66,9 +66,7 @@ def follow(
                 attempt, broken_since = 0, None
                 status = conversation.request(
                     "follow",
-                    run=run,
-                    wait=wait,
-                    cursors={"log": cursors.log, "metrics": cursors.metrics},
+                    {"run": run, "wait": wait, "cursors": {"log": cursors.log, "metrics": cursors.metrics}},
                     on_data=on_data,
                     on_event=on_event,
                 )

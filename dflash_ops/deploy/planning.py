@@ -17,9 +17,7 @@ def plan(host: Host, playbook: Playbook, choices: Choices) -> list[dict[str, str
     way = {
         "local": "this machine",
         "ssh": f"ssh {host.ssh.address}" if host.ssh else "",
-        "pct": f"ssh {host.ssh.address}, pct exec {host.pct.id} ({host.pct.transfer})"
-        if host.ssh and host.pct
-        else "",
+        "pct": f"ssh {host.ssh.address}, pct exec {host.pct.id} ({host.pct.transfer})" if host.ssh and host.pct else "",
     }[host.transport]
     steps = [
         ("build", f"{trainer.folder}{patches}: module {trainer.module}"),
@@ -40,8 +38,8 @@ def plan(host: Host, playbook: Playbook, choices: Choices) -> list[dict[str, str
         if choices.skip_reason
         else (
             "canary",
-            f"{workload.drafter_threads} drafter threads, {workload.strategy}, {workload.canary_steps} steps against eager, "
-            f"{workload.rehearsal_steps} steps of the run itself",
+            f"{workload.drafter_threads} drafter threads, {workload.strategy}, {workload.canary_steps} steps "
+            f"against eager, {workload.rehearsal_steps} steps of the run itself",
         )
     )
     steps.append(("launch", f"{training.steps} steps under a supervisor on the host"))

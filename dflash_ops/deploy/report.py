@@ -121,9 +121,7 @@ def _records(metrics: Path) -> Iterator[dict[str, Any]]:
 def _files(folder: Path, result: dict[str, Any]) -> Iterator[str]:
     yield "## Files"
     yield ""
-    checkpoints = sorted(
-        path for path in (folder / "checkpoints").glob("step-*") if (path / "manifest.json").exists()
-    )
+    checkpoints = sorted(path for path in (folder / "checkpoints").glob("step-*") if (path / "manifest.json").exists())
     for path in [*sorted((folder / "log").glob("*.log")), folder / "metrics.ndjson", *checkpoints]:
         if path.exists():
             last = " (the last)" if result.get("checkpoint", "").endswith(path.name) else ""

@@ -1,4 +1,4 @@
-"""The stages that happen on the host, in order: stage, doctor, prepare, canary, launch. Each is one step of one conversation."""
+"""The stages that happen on the host, in order, inside one conversation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dflash_ops.deploy.doctor import (
     refuse_blockers,
 )
 from dflash_ops.deploy.events import Events
+from dflash_ops.deploy.lines import LineSplitter
 from dflash_ops.deploy.session import Facts, Session, facts, owner
 from dflash_ops.errors import ExitCode, OpsError
 from dflash_ops.release import Release
 from dflash_ops.transport import Conversation
-from dflash_ops.deploy.lines import LineSplitter
 
 SECONDS_PER_HOUR = 3600
 
@@ -47,10 +47,8 @@ class Stages:
 
     def lock(self, command: str) -> None:
         """Raises OpsError (exit 9) that names the holder."""
-        self.conversation.request("lock", owner=owner(), command=command)
-        self.events.emit(
-            "connected", host=self._where, hostname=self.facts.hostname, workdir=self.facts.workdir
-        )
+        self.conversation.request("lock", {"owner": owner(), "command": command})
+        self.events.emit("connected", host=self._where, hostname=self.facts.hostname, workdir=self.facts.workdir)
 
     def stage(self, release: Release) -> None:
         """Brings the release there, unless the host has it; verified file by file, parsed by the host's python."""
@@ -60,15 +58,16 @@ class Stages:
             archive.flush()
             result = self.conversation.request(
                 "stage",
-                digest=release.digest,
-                size=len(release.archive),
-                on_event=lambda event: None,
+                {
+                    "digest": release.digest,
+                    "size": len(release.archive),
+                    "path": self._delivered(Path(archive.name), release.digest),
+                },
                 upload=Path(archive.name),
-                path=self._delivered(Path(archive.name), release.digest),
             )
         self.events.emit("staged", release=release.digest, sent=len(release.archive) if result["sent"] else 0)
-        answer = self.conversation.request("syntax", digest=release.digest, python=self.session.python)
-        self.conversation.request("activate", digest=release.digest)
+        answer = self.conversation.request("syntax", {"digest": release.digest, "python": self.session.python})
+        self.conversation.request("activate", {"digest": release.digest})
         self.events.emit("activated", release=release.digest, files=answer["files"])
 
     def _delivered(self, archive: Path, digest: str) -> str | None:
@@ -110,7 +109,7 @@ class Stages:
 
     def refuse_busy(self) -> None:
         """A live run on one of the devices stops a deploy before minutes are spent on it. Raises OpsError (exit 8)."""
-        self.conversation.request("free", **self._verb_arguments())
+        self.conversation.request("free", self._verb_arguments())
 
     def prepare(self) -> None:
         """Makes the data that the trainer asked for, or finds it made."""
@@ -127,16 +126,14 @@ class Stages:
         One that still holds is reused, unless `again`. It may say fail or inconclusive: see `refuse_verdict`.
         """
         if not again:
-            answer = self.conversation.request("verdict", **self._verb_arguments())
+            answer = self.conversation.request("verdict", self._verb_arguments())
             if answer["holds"] and answer["verdict"]["outcome"] == "pass":
                 self.events.emit("verdict", reused=True, why=answer["why"], **_facts_of(answer["verdict"]))
                 return dict(answer["verdict"])
             self.events.emit("canary", why=answer["why"])
         else:
             self.events.emit("canary", why="asked for again")
-        verdict = self._verb("canary", timeout_s=self.playbook.workload.canary_timeout_s + CANARY_SLACK_S)[
-            "verdict"
-        ]
+        verdict = self._verb("canary", timeout_s=self.playbook.workload.canary_timeout_s + CANARY_SLACK_S)["verdict"]
         self.events.emit("verdict", reused=False, why="", **_facts_of(verdict))
         return dict(verdict)
 
@@ -145,9 +142,7 @@ class Stages:
         result = self._verb(
             "launch", run=run, reason=reason, grace_s=self.playbook.run.grace_s, timeout_s=LAUNCH_TIMEOUT_S
         )
-        self.events.emit(
-            "launched", run=run, host=self._where, unit=result.get("unit"), skipped_canary=reason
-        )
+        self.events.emit("launched", run=run, host=self._where, unit=result.get("unit"), skipped_canary=reason)
         return result
 
     def _verb_arguments(self, run: str | None = None) -> dict[str, object]:
@@ -158,9 +153,7 @@ class Stages:
             "playbook": self.playbook.name,
             "user": self.session.host.job_user,
             "max_age_s": self.playbook.run.canary_max_age_h * SECONDS_PER_HOUR,
-            "settings": self.playbook.settings(
-                run=run, prepared=self.prepared, cache=f"{self.facts.workdir}/cache"
-            ),
+            "settings": self.playbook.settings(run=run, prepared=self.prepared, cache=f"{self.facts.workdir}/cache"),
         }
 
     def _verb(self, op: str, *, run: str | None = None, **arguments: object) -> dict[str, Any]:
@@ -168,10 +161,8 @@ class Stages:
         try:
             return self.conversation.request(
                 op,
+                {**self._verb_arguments(run), "run": run, **arguments},
                 on_data=lambda stream, data: lines.feed(data),
-                **self._verb_arguments(run),
-                **({"run": run} if run is not None else {}),
-                **arguments,
             )
         finally:
             lines.close()
@@ -182,11 +173,9 @@ CANARY_SLACK_S = 120
 LAUNCH_TIMEOUT_S = 60
 
 
-def examine(
-    session: Session, conversation: Conversation, known: Facts, playbook: Playbook
-) -> list[Diagnosis]:
+def examine(session: Session, conversation: Conversation, known: Facts, playbook: Playbook) -> list[Diagnosis]:
     """What `doctor` can tell without a release on the host."""
-    environment = conversation.request("probe", python=session.python)
+    environment = conversation.request("probe", {"python": session.python})
     return [
         *examine_host(session.host, known.raw, environment, clock()),
         *examine_gpus(known.raw, playbook),

@@ -1,4 +1,4 @@
-"""What a transport is: it starts a program on the host and hands over its three streams. It knows nothing of trainers."""
+"""A transport starts a program on the host and hands over its three streams. It knows nothing of trainers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One conversation with the agent: start it, speak frames, notice a dead peer within three beats (docs/agent-protocol.md)."""
+"""One conversation with the agent: start it, speak frames, notice a dead peer (docs/agent-protocol.md)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from dflash_ops.agent.bootstrap import BOOTSTRAP, READY, REFUSED
@@ -41,9 +41,7 @@ OnData = Callable[[int, bytes], None]
 class Conversation:
     """Requests go one at a time. Use as a context manager: leaving it ends the agent and releases what it held."""
 
-    def __init__(
-        self, transport: Transport, *, python: str, workdir: str, host: str, beat: float = BEAT_S
-    ) -> None:
+    def __init__(self, transport: Transport, *, python: str, workdir: str, host: str, beat: float = BEAT_S) -> None:
         self._host = host
         self._beat = beat
         self._next_id = 1
@@ -70,11 +68,11 @@ class Conversation:
     def request(
         self,
         op: str,
+        arguments: Mapping[str, object] = MappingProxyType({}),
         *,
         on_event: OnEvent | None = None,
         on_data: OnData | None = None,
         upload: Path | None = None,
-        **arguments: object,
     ) -> dict[str, Any]:
         """Sends one request and returns its result.
 
@@ -149,9 +147,7 @@ class Conversation:
         except OpsError as error:
             self._frames.put(error)
         except (FrameError, OSError, ValueError) as error:
-            self._frames.put(
-                TransportError(f"the agent's frames broke off: {error}", where=self._host, lost=True)
-            )
+            self._frames.put(TransportError(f"the agent's frames broke off: {error}", where=self._host, lost=True))
 
     def _send_beats(self) -> None:
         while not self._closing.wait(self._beat):

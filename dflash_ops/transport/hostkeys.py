@@ -1,4 +1,4 @@
-"""Host keys are checked. fabric itself accepts any key and loads no known_hosts (its connection.py), so this is ours."""
+"""Host keys are checked. fabric accepts any key and loads no known_hosts (its connection.py), so this is ours."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fingerprint(key: paramiko.PKey) -> str:
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
-class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
+class HostKeyPolicy(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
     """Decides on a host whose key known_hosts does not hold. Runs before any authentication."""
 
     def __init__(
@@ -57,13 +57,11 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
                 f"the host key of {hostname} is not known ({key.get_name()} {seen})",
                 kind="host_key",
                 where=str(self._known_hosts),
-                fix=f"compare the fingerprint on the host, then `ssh {hostname.split(']')[0].lstrip('[')}` once, "
+                fix="compare the fingerprint on the host, then connect once with ssh and accept it, "
                 f"or set `fingerprint: {seen}` for this host in the inventory",
             )
         self._remember(hostname, key)
-        self._announce(
-            f"new host key of {hostname} accepted: {key.get_name()} {seen} (added to {self._known_hosts})"
-        )
+        self._announce(f"new host key of {hostname} accepted: {key.get_name()} {seen} (added to {self._known_hosts})")
 
     def _remember(self, hostname: str, key: paramiko.PKey) -> None:
         self._known_hosts.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -131,9 +131,7 @@ class PctTransport:
                 return TransportError(what, where=self._where, kind=kind, fix=fix)
         failed = re.search(r"failed to (create|open|get|change|enter)[^\n]*", stderr)
         if failed:
-            return OpsError(
-                f"pct says: {failed.group(0)}", exit_code=ExitCode.BLOCKED, kind="pct", where=self._where
-            )
+            return OpsError(f"pct says: {failed.group(0)}", exit_code=ExitCode.BLOCKED, kind="pct", where=self._where)
         return None
 
     def close(self) -> None:

@@ -35,9 +35,7 @@ class SshChannel:
         try:
             data: bytes = self._channel.recv(size)
         except OSError as error:
-            raise TransportError(
-                f"the SSH connection broke: {error}", where=self._where, lost=True
-            ) from error
+            raise TransportError(f"the SSH connection broke: {error}", where=self._where, lost=True) from error
         return data
 
     def write(self, data: bytes) -> None:
@@ -53,9 +51,7 @@ class SshChannel:
                 lost=True,
             ) from error
         except OSError as error:
-            raise TransportError(
-                f"the SSH connection broke: {error}", where=self._where, lost=True
-            ) from error
+            raise TransportError(f"the SSH connection broke: {error}", where=self._where, lost=True) from error
 
     def stderr(self) -> str:
         return self._tail.text(0.3)

@@ -32,9 +32,7 @@ class HumanView:
             "notice": lambda e: self._say(f"[yellow]note[/] {escape(e['text'])}"),
             "built": self._built,
             "finding": self._finding,
-            "checked": lambda e: self._say(
-                f"check    {e['findings']} findings, {e['refused']} forbid the release"
-            ),
+            "checked": lambda e: self._say(f"check    {e['findings']} findings, {e['refused']} forbid the release"),
             "connected": lambda e: self._say(
                 f"connect  {escape(e['host'])}: {escape(e['hostname'])}, work directory {escape(e['workdir'])}"
             ),
@@ -88,8 +86,8 @@ class HumanView:
     def _finding(self, event: Event) -> None:
         colour = "red" if event["severity"] == "error" else "yellow"
         self._say(
-            f"  {escape(event['path'])}:{event['line']}: [{colour}]{event['severity']}[/] {escape('[' + event['rule'] + ']')} "
-            f"{escape(event['why'])}"
+            f"  {escape(event['path'])}:{event['line']}: [{colour}]{event['severity']}[/] "
+            f"{escape('[' + event['rule'] + ']')} {escape(event['why'])}"
         )
         if event.get("suppressed"):
             self._say(f"    allowed: {escape(event['suppressed'])}")
@@ -97,11 +95,7 @@ class HumanView:
             self._say(f"    fix: {escape(event['fix'])}")
 
     def _staged(self, event: Event) -> None:
-        sent = (
-            f"{_size(event['sent'])} sent, every file verified"
-            if event["sent"]
-            else "already there: no bytes sent"
-        )
+        sent = f"{_size(event['sent'])} sent, every file verified" if event["sent"] else "already there: no bytes sent"
         self._say(f"stage    {event['release'][:12]}: {sent}")
 
     def _diagnosis(self, event: Event) -> None:
@@ -116,9 +110,7 @@ class HumanView:
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
         for check in event["checks"]:
             worker = "" if check.get("worker") is None else f"worker {check['worker']}"
-            table.add_row(
-                "", escape(check["id"]), worker, OUTCOMES[check["outcome"]], escape(check.get("summary", ""))
-            )
+            table.add_row("", escape(check["id"]), worker, OUTCOMES[check["outcome"]], escape(check.get("summary", "")))
         self._console.print(table)
         self._say(f"canary   {OUTCOMES[event['outcome']]}: {escape(event['summary'])}")
 
@@ -142,7 +134,8 @@ class HumanView:
 
     def _collected(self, event: Event) -> None:
         self._say(
-            f"collect  {event['files']} files, {_size(event['bytes'])}, verified by sha256, in {escape(event['folder'])}"
+            f"collect  {event['files']} files, {_size(event['bytes'])}, verified by sha256, "
+            f"in {escape(event['folder'])}"
         )
         for name in ("log", "metrics", "report"):
             self._say(f"  {name:11}{escape(event[name])}")
@@ -164,9 +157,7 @@ class HumanView:
         colour = {"RUNNING": "cyan", "SUCCEEDED": "green", "STOPPED": "yellow"}.get(state, "red")
         last = event.get("last") or {}
         step = f", step {last['step']}, loss {last['loss']:.4f}" if last else ""
-        self._say(
-            f"{event['run']}  [{colour}]{state}[/]  {', '.join(event['devices'])}  from {event['started']}{step}"
-        )
+        self._say(f"{event['run']}  [{colour}]{state}[/]  {', '.join(event['devices'])}  from {event['started']}{step}")
         if event.get("skipped_canary"):
             self._say(f"  [bold red]without a canary[/]: {escape(event['skipped_canary'])}")
 
@@ -185,9 +176,7 @@ def _evidence_lines(evidence: Any) -> list[str]:
         return evidence.rstrip().splitlines()[-40:]
     if isinstance(evidence, list):
         return [
-            f"{one.get('path')}:{one.get('line')}: {one.get('message')}"
-            if isinstance(one, dict)
-            else str(one)
+            f"{one.get('path')}:{one.get('line')}: {one.get('message')}" if isinstance(one, dict) else str(one)
             for one in evidence
         ]
     if isinstance(evidence, dict) and isinstance(evidence.get("log_tail"), list):
