@@ -1,0 +1,3 @@
+from tests.rig.plugin import rig
+
+__all__ = ["rig"]
