@@ -86,9 +86,9 @@ def _named(name: str, known: Mapping[str, _Entry], places: list[_Place], chosen_
                 )
             )
             raise ConfigError(problems)
-    hint = f"{nearest(name, known)} (known: {', '.join(sorted(known))})"
-    if not hint.startswith("did"):
-        hint = nearest(name, known)
+    hint = nearest(name, known)
+    if hint.startswith("did"):
+        hint += f" (known: {', '.join(sorted(known))})"
     raise ConfigError([*problems, Problem(labels, None, f"there is no host '{name}' ({chosen_by})", hint)])
 
 

@@ -60,7 +60,7 @@ def _find(name_or_path: str, env: Mapping[str, str]) -> Path:
         for file in yaml_files(folder):
             known.setdefault(file.stem, file)
     if name_or_path not in known:
-        searched = ", ".join(folder_label(folder) for folder in folders if folder.is_dir())
+        searched = ", ".join(dict.fromkeys(folder_label(folder) for folder in folders if folder.is_dir()))
         raise ConfigError.one(searched, None, f"there is no playbook '{name_or_path}'", nearest(name_or_path, known))
     return known[name_or_path]
 

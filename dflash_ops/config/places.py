@@ -51,6 +51,8 @@ def shown(path: Path) -> str:
 def folder_label(folder: Path) -> str:
     """`./hosts` for a folder below the working directory."""
     text = shown(folder)
+    if text == ".":
+        return "the working directory"
     return text if Path(text).is_absolute() else f"./{text}"
 
 

@@ -72,6 +72,8 @@ def _told(details: list[ErrorDetails], path: KeyPath, model: Section, data: obje
     if first["type"] == "extra_forbidden":
         return _unknown(document, path, model)
     if first["type"] == "missing":
+        if isinstance(first["loc"][-1], int):
+            return document.problem(path, f"{dotted(path)} has too few entries: {_value(_at(data, path))}")
         names = [str(detail["loc"][-1]) for detail in details]
         keys = ", ".join(f"'{name}'" for name in names)
         return document.problem(path, f"{keys} {'are' if len(names) > 1 else 'is'} required{_within(path)}")
@@ -83,7 +85,7 @@ def _told(details: list[ErrorDetails], path: KeyPath, model: Section, data: obje
         message = f"{place} must be {' or '.join(words)}, not {_value(given)}"
     elif first["type"] == "value_error":
         text = str(first["ctx"]["error"])
-        message = f"{place} {text}, not {_value(given)}" if text.startswith("must be") else f"{place}: {text}"
+        message = f"{place} {text}"
     else:
         message = f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}"
     return document.problem(path, message, hint)
@@ -114,7 +116,7 @@ def _hint(details: list[ErrorDetails], given: object) -> str:
     kinds = {detail["type"] for detail in details}
     if isinstance(given, str) and "literal_error" in kinds:
         allowed = [word for detail in details for word in _QUOTED.findall(str(detail.get("ctx", {})))]
-        near = nearest(given, [word for word in expected.replace(" or ", ", ").replace("'", "").split(", ") if word])
+        near = nearest(given, allowed)
         return near if near.startswith("did you mean") else ""
     if "string_type" in kinds and isinstance(given, bool | int | float | list):
         return "put it in quotes if text is meant"
