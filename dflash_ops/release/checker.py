@@ -1,0 +1,100 @@
+"""Static checks over every .py file of a tree: syntax first, then the compile-safety rules."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dflash_ops.release import syntax_probe
+from dflash_ops.release.errors import ReleaseError
+from dflash_ops.release.finding import Finding, Severity
+from dflash_ops.release.resolve import Module
+from dflash_ops.release.rules import RULES, Hit, Rule
+from dflash_ops.release.suppress import Allowances
+
+_PROBE_TIMEOUT_S = 120
+
+
+def check(tree: Path, *, python: str | None) -> list[Finding]:
+    """Findings of all files below `tree`, by path and line, the suppressed ones too.
+
+    Syntax is the one of the interpreter `python` (a path or a name on PATH; None: this interpreter). Raises
+    ReleaseError when the tree or the interpreter is missing or gives no answer.
+    """
+    if not tree.is_dir():
+        raise ReleaseError("there is no such folder", str(tree), "name the folder of a built release")
+    files = [path for path in sorted(tree.rglob("*.py")) if path.is_file()]
+    errors = _local_errors(files) if python is None else _foreign_errors(files, python)
+    findings: list[Finding] = []
+    for file in files:
+        path = file.relative_to(tree).as_posix()
+        if file in errors:
+            line, message = errors[file]
+            findings.append(_syntax(path, line, message, python))
+        else:
+            findings += _rules(file.read_bytes(), path)
+    return sorted(findings, key=lambda finding: (finding.path, finding.line, finding.rule))
+
+
+def _syntax(path: str, line: int, message: str, python: str | None) -> Finding:
+    who = "this Python" if python is None else python
+    return Finding(
+        "syntax",
+        Severity.ERROR,
+        path,
+        line,
+        f"does not compile under {who}: {message}",
+        "correct the line, in the source tree or in the patch that brings it",
+    )
+
+
+def _rules(data: bytes, path: str) -> Iterator[Finding]:
+    error = syntax_probe.compile_error(data, path)
+    if error is not None:
+        # Good for the target's Python but not for ours: the rules read with ours, and silence would look like a pass.
+        yield Finding(
+            "not-checked",
+            Severity.WARNING,
+            path,
+            int(error[0]),
+            f"compiles under the target's Python but not under this one, so no rule looked at it: {error[1]}",
+            "run the check with the target's Python version",
+        )
+        return
+    module = Module.parse(data)
+    allowances = Allowances.read(data)
+    for rule in RULES:
+        for hit in rule.find(module):
+            yield _finding(rule, hit, path, allowances)
+
+
+def _finding(rule: Rule, hit: Hit, path: str, allowances: Allowances) -> Finding:
+    reason = allowances.reason(rule.id, hit.first_line, hit.last_line)
+    fix = hit.fix
+    if reason == "":
+        fix += f"; the allow comment does not count without a reason: # dflash: allow[{rule.id}] REASON"
+    return Finding(rule.id, hit.severity, path, hit.first_line, hit.why, fix, reason or None)
+
+
+def _local_errors(files: Sequence[Path]) -> dict[Path, tuple[int, str]]:
+    found = ((file, syntax_probe.compile_error(file.read_bytes(), str(file))) for file in files)
+    return {file: (int(error[0]), str(error[1])) for file, error in found if error is not None}
+
+
+def _foreign_errors(files: Sequence[Path], python: str) -> dict[Path, tuple[int, str]]:
+    try:
+        done = subprocess.run(
+            [python, "-I", "-B", syntax_probe.__file__],
+            input=json.dumps([str(file) for file in files]).encode(),
+            capture_output=True,
+            check=True,
+            timeout=_PROBE_TIMEOUT_S,
+        )
+        answer = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise ReleaseError(
+            f"this interpreter cannot check syntax: {error}", python, "name a Python 3.9 or newer"
+        ) from error
+    return {Path(path): (int(line), str(message)) for path, (line, message) in answer.items()}
