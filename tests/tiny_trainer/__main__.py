@@ -20,6 +20,7 @@ from .errors import InputError
 from .evaluate import evaluate
 from .pipeline import WorkerFailed, run
 from .settings import Settings, load
+from .stacks import print_on_signal
 from .target import load_target
 
 REFUSED, STOPPED, FAILED = 2, 20, 1
@@ -88,7 +89,7 @@ def _dispatch(verb: str, settings_file: Path, out: Path, folder: Path | None) ->
 def main() -> int:
     """Run one verb; returns the exit code."""
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    print_on_signal()
     arguments = _arguments()
     try:
         return _dispatch(arguments.verb, arguments.settings, arguments.out, arguments.checkpoint)

@@ -103,9 +103,7 @@ def load_resume(folder: Path, shape: Shape, training: Training) -> tuple[int, Pa
         kind, _, parameter = name.partition(".")
         parts[kind][parameter] = values
     if {name[len("master.") :]: shapes[name] for name in shapes if name[0] == "m"} != shape.parameters():
-        raise InputError(
-            "the checkpoint has other sizes", f"{where}: {folder}", "resume with its own workload"
-        )
+        raise InputError("the checkpoint has other sizes", f"{where}: {folder}", "resume with its own workload")
     step = int(json.loads((folder / "resume" / "state.json").read_text(encoding="utf-8"))["step"])
     if step >= training.steps:
         fix = f"set training.steps above {step}"

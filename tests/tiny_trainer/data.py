@@ -44,9 +44,7 @@ def read_prompts(training: Training, target: Target) -> list[list[int]]:
             text = json.loads(line)[training.prompt_field]
         except (ValueError, KeyError, TypeError) as error:
             at = f"{where}: {path}, line {number}"
-            raise InputError(
-                f"no `{training.prompt_field}` here: {error!r}", at, "give JSON lines"
-            ) from error
+            raise InputError(f"no `{training.prompt_field}` here: {error!r}", at, "give JSON lines") from error
         prompts.append(target.encode(str(text)))
     if len(prompts) <= training.evaluation_prompts:
         fix = f"give more than {training.evaluation_prompts}, or hold out fewer"

@@ -77,9 +77,7 @@ def evaluate(settings: Settings, target: Target, shape: Shape, parameters: Param
             pairs = zip(tokens, truth)
             position = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(tokens), len(truth)))
             mismatches.append({"prompt": number, "position": position})
-    by_position = [
-        sum(taken >= slot for taken in cycles) / max(1, len(cycles)) for slot in range(1, shape.block_size)
-    ]
+    by_position = [sum(taken >= slot for taken in cycles) / max(1, len(cycles)) for slot in range(1, shape.block_size)]
     rows = answered(prompts, target, settings.training.answer_tokens)
     return Evaluation(
         loss=_loss(settings, target, shape, parameters, rows),
@@ -93,8 +91,6 @@ def evaluate(settings: Settings, target: Target, shape: Shape, parameters: Param
 
 def _loss(settings: Settings, target: Target, shape: Shape, parameters: Parameters, rows: list[Row]) -> float:
     gamma = decay_gamma(settings.training, shape.block_size)
-    blocks = [
-        block for row in rows for block in make_blocks(row, row.anchors(), target, shape.block_size, gamma)
-    ]
+    blocks = [block for row in rows for block in make_blocks(row, row.anchors(), target, shape.block_size, gamma)]
     result = forward_backward(parameters, blocks)
     return result.loss_sum / result.weight_sum if result.weight_sum else 0.0

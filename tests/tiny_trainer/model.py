@@ -87,9 +87,7 @@ def forward_backward(parameters: Parameters, blocks: list[Block]) -> StepOutput:
             if slot == 1:
                 result.first_count += 1
                 result.first_correct += scores[label] == top
-            _backward(
-                result.gradient, slot, block.hidden, label, [weight * exp / total for exp in exps], weight
-            )
+            _backward(result.gradient, slot, block.hidden, label, [weight * exp / total for exp in exps], weight)
     return result
 
 

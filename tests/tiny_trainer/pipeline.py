@@ -130,9 +130,7 @@ def _workers(
     drafters = []
     for index in range(shape.drafter_threads):
         own = AdamW(settings.training, copy(optimizer.first), copy(optimizer.second), optimizer.step)
-        drafters.append(
-            DrafterWorker(index, settings, copy(parameters), own, queues[index], exchange, team, *span)
-        )
+        drafters.append(DrafterWorker(index, settings, copy(parameters), own, queues[index], exchange, team, *span))
     for index in targets:
         worker = TargetWorker(index, settings, target, sampler, queues, team, *span)
         team.start(f"target-{index}", worker.run)

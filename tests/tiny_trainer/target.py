@@ -58,9 +58,7 @@ def load_target(name: str) -> Target:
         whole = whole and all(len(row) == width for row in target.hidden)
         whole = whole and all(0 <= token < size for token in target.next)
     except (OSError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise InputError(
-            f"cannot read the target: {error}", f"{where}: {path}", "give a tiny target"
-        ) from error
+        raise InputError(f"cannot read the target: {error}", f"{where}: {path}", "give a tiny target") from error
     if not whole:
         raise InputError("the target's tables do not fit each other", f"{where}: {path}", "repair the file")
     return target
@@ -73,9 +71,7 @@ def mask_id(target: Target, token: str | int) -> int:
         raise InputError(f"{token!r} is no token of the target", where, nearest(token, target.tokens))
     index = target.tokens.index(token) if isinstance(token, str) else token
     if index >= len(target.tokens):
-        raise InputError(
-            f"id {index} is outside the vocabulary", where, f"give 0 to {len(target.tokens) - 1}"
-        )
+        raise InputError(f"id {index} is outside the vocabulary", where, f"give 0 to {len(target.tokens) - 1}")
     if index in (target.pad, target.eos, target.bos):
         raise InputError(f"{target.tokens[index]!r} is pad, eos or bos", where, "give a reserved token")
     return index

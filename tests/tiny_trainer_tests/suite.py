@@ -1,0 +1,308 @@
+"""docs/trainer-contract.md as tests. A trainer's own module subclasses `TrainerContract` and gives a class-scoped
+fixture `trainer`; its settings must train on two drafter threads within seconds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .harness import Ended, Json, Trainer, files_below
+
+STEPS = 6
+
+
+@pytest.fixture(scope="class")
+def checked(trainer: Trainer) -> Ended:
+    return trainer.call("check", trainer.settings(), "check")
+
+
+@pytest.fixture(scope="class")
+def prepared(trainer: Trainer) -> Ended:
+    return trainer.call("prepare", trainer.settings(), "prepared")
+
+
+@pytest.fixture(scope="class")
+def ready(trainer: Trainer, prepared: Ended) -> Json:
+    """Settings of a run of STEPS steps."""
+    assert prepared.code == 0, prepared.errors
+    return {**trainer.settings(training={"steps": STEPS, "checkpoint_every": 3}), "prepared": str(prepared.out)}
+
+
+@pytest.fixture(scope="class")
+def trained(trainer: Trainer, ready: Json) -> Ended:
+    return trainer.call("run", {**ready, "run": "a-run"}, "run")
+
+
+@pytest.fixture(scope="class")
+def proven(trainer: Trainer, ready: Json) -> Ended:
+    return trainer.call("canary", ready, "canary")
+
+
+@pytest.fixture(scope="class", autouse=True)
+def release_untouched(trainer: Trainer) -> Iterator[None]:
+    package = trainer.root / trainer.module
+    before = {name: body for name, body in files_below(package).items() if "__pycache__" not in name}
+    yield
+    after = {name: body for name, body in files_below(package).items() if "__pycache__" not in name}
+    assert after == before, "a trainer may not write into its release"
+
+
+def with_changes(settings: Json, **tables: Json) -> Json:
+    return {**settings, **{name: {**settings[name], **changes} for name, changes in tables.items()}}
+
+
+def checkpoint_step(folder: Path) -> int:
+    """Verify a checkpoint against its manifest and return its step."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert (manifest["v"], manifest["kind"]) == (1, "checkpoint")
+    listed = {entry["path"]: entry for entry in manifest["files"]}
+    found = files_below(folder)
+    found.pop("manifest.json")
+    assert listed.keys() == found.keys()
+    for name, body in found.items():
+        assert listed[name]["size"] == len(body)
+        assert listed[name]["sha256"] == hashlib.sha256(body).hexdigest()
+    assert listed["model.safetensors"]["role"] == "weights"
+    assert listed["config.json"]["role"] == "config"
+    assert {e["role"] for name, e in listed.items() if name.startswith("resume/")} == {"resume"}
+    return manifest["step"]
+
+
+def weights(folder: Path) -> tuple[Json, bytes]:
+    """Return a safetensors file's header and data."""
+    raw = (folder / "model.safetensors").read_bytes()
+    (length,) = struct.unpack_from("<Q", raw)
+    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
+
+
+class TrainerContract:
+    """One test for each promise of the contract."""
+
+    def test_check_accepts_good_settings(self, checked: Ended) -> None:
+        assert checked.code == 0, checked.errors
+        found = checked.read("check.json")
+        assert (found["contract"], found["outcome"], found["problems"]) == (1, "ok", [])
+        assert int(found["prepare"]["key"], 16) and found["prepare"]["why"]
+        assert all({"device", "uuid", "name", "memory_bytes"} <= set(d) for d in found["devices"])
+        assert found["devices"]
+
+    def test_the_prepare_key_follows_what_the_data_depends_on(self, trainer: Trainer, checked: Ended) -> None:
+        key = checked.read("check.json")["prepare"]["key"]
+        same = trainer.call("check", trainer.settings(training={"learning_rate": 0.123}), "check-same")
+        assert same.read("check.json")["prepare"]["key"] == key
+        other = trainer.call("check", trainer.settings(training={"prompt_count": 3}), "check-other")
+        assert other.read("check.json")["prepare"]["key"] != key
+
+    @pytest.mark.parametrize(
+        ("changes", "where", "hint"),
+        [
+            ({"workload": {"drafter_thread": 2}}, "drafter_thread", "drafter_threads"),
+            ({"training": {"step": 2}}, "step", "steps"),
+            ({"workload": {"block_size": 1}}, "block_size", ""),
+            ({"workload": {"strategy": "fast"}}, "strategy", "eager"),
+            ({"workload": {"mask_token": "<eos>"}}, "mask_token", ""),
+            ({"workload": {"mask_token": "no such token"}}, "mask_token", ""),
+            ({"workload": {"require_cuda": True}}, "require_cuda", ""),
+            ({"workload": {"target": "/no/such/target"}}, "target", ""),
+            ({"workload": {"drafter_devices": ["cpu"]}}, "drafter_devices", ""),
+            ({"training": {"prompts": None}}, "prompts", ""),
+        ],
+    )
+    def test_check_refuses_and_names_the_place(
+        self, trainer: Trainer, changes: Json, where: str, hint: str, request: pytest.FixtureRequest
+    ) -> None:
+        name = "refused-" + request.node.callspec.id
+        ended = trainer.call("check", with_changes(trainer.settings(), **changes), name)
+        assert ended.code == 2
+        last = ended.errors.strip().splitlines()[-1]
+        assert where in last and hint in last
+        found = ended.read("check.json")
+        assert found["outcome"] == "refused"
+        told = [problem for problem in found["problems"] if where in json.dumps(problem)]
+        assert told and all(told[0][part] for part in ("what", "where", "fix"))
+
+    def test_prepare_leaves_a_whole_folder(self, prepared: Ended) -> None:
+        assert prepared.code == 0, prepared.errors
+        assert isinstance(prepared.read("prepare.json"), dict)
+        assert not [name for name in files_below(prepared.out) if name.endswith(".part")]
+
+    def test_run_without_data_is_refused(self, trainer: Trainer) -> None:
+        ended = trainer.call("run", trainer.settings(), "unprepared")
+        assert ended.code == 2
+        assert "prepare" in ended.errors.strip().splitlines()[-1]
+        assert not (ended.out / "result.json").exists()
+
+    def test_canary_passes_and_says_what_it_did_not_check(self, proven: Ended, ready: Json) -> None:
+        assert proven.code == 0, proven.errors
+        found = proven.read("evidence.json")
+        assert (found["contract"], found["outcome"]) == (1, "pass")
+        assert found["summary"] and found["figures"]["seconds"] > 0
+        for check in found["checks"]:
+            assert set(check) == {"id", "worker", "outcome", "summary", "figures"}
+            assert check["outcome"] in ("pass", "not_checked")
+        workers = set(range(ready["workload"]["drafter_threads"]))
+        for name in ("outputs", "loss", "gradients", "exchange", "parameters", "moved"):
+            judged = [c for c in found["checks"] if c["id"] == name and c["outcome"] == "pass"]
+            assert {c["worker"] for c in judged} == workers, name
+        for name in ("gradients", "parameters"):
+            for check in (c for c in found["checks"] if c["id"] == name):
+                assert check["figures"]["worst"] <= check["figures"]["tolerance"]
+        whole = {c["id"]: c["outcome"] for c in found["checks"] if c["worker"] is None}
+        assert whole["negative_control"] == "pass"
+        assert whole["rehearsal"] == "pass"
+        assert whole["checkpoint"] == "pass"
+        assert whole["cuda_graphs"] == whole["memory"] == "not_checked"
+
+    def test_canary_stopped_half_way_leaves_no_evidence(self, trainer: Trainer, ready: Json) -> None:
+        endless = with_changes(ready, workload={"canary_steps": 10**6})
+        with trainer.started("canary", endless, "canary-stopped") as living:
+            living.until(lambda: bool(list(living.out.iterdir())) or living.process.poll() is None)
+            living.send(signal.SIGTERM)
+            ended = living.end()
+        assert ended.code != 0
+        assert not (ended.out / "evidence.json").exists()
+
+    def test_run_completes(self, trained: Ended) -> None:
+        assert trained.code == 0, trained.errors
+        result = trained.read("result.json")
+        assert (result["contract"], result["outcome"], result["steps"]) == (1, "completed", STEPS)
+        assert result["checkpoint"] == f"checkpoints/step-{STEPS:06d}"
+        for when in ("before", "after"):
+            assert set(result[when]) == {"loss", "first_slot_acceptance", "tau"}
+        assert result["after"]["loss"] < result["before"]["loss"]
+
+    def test_metrics_are_of_the_contract(self, trained: Ended, ready: Json) -> None:
+        records = trained.records()
+        assert all(r["v"] == 1 and r["time"] > 0 for r in records)
+        steps = [r for r in records if r["kind"] == "step"]
+        assert [r["step"] for r in steps] == list(range(1, STEPS + 1))
+        keys = {"loss", "first_slot_accuracy", "learning_rate", "grad_norm", "samples", "workers", "queue_depth"}
+        for record in steps:
+            assert keys <= set(record)
+            assert record["loss"] > 0 and 0 <= record["first_slot_accuracy"] <= 1
+            assert record["samples"] == sum(len(w["samples"]) for w in record["workers"])
+            assert all(w["wait_s"] >= 0 for w in record["workers"])
+            assert [w["worker"] for w in record["workers"]] == list(range(ready["workload"]["drafter_threads"]))
+        start, end = (r for r in records if r["kind"] == "evaluation")
+        assert (start["when"], end["when"], start["step"], end["step"]) == ("start", "end", 0, STEPS)
+        for record in (start, end):
+            assert record["lossless"] is True and record["mismatches"] == []
+            assert 1 <= record["tau"] <= ready["workload"]["block_size"]
+            by_position = record["accepted_by_position"]
+            assert len(by_position) == ready["workload"]["block_size"] - 1
+            assert by_position[0] == pytest.approx(record["first_slot_acceptance"])
+            assert by_position == sorted(by_position, reverse=True)
+
+    def test_the_threads_train_on_different_samples(self, trained: Ended) -> None:
+        for record in (r for r in trained.records() if r["kind"] == "step"):
+            first, second = (set(worker["samples"]) for worker in record["workers"])
+            assert first and second and not first & second
+
+    def test_checkpoints_are_whole(self, trained: Ended) -> None:
+        folders = sorted((trained.out / "checkpoints").iterdir())
+        assert [folder.name for folder in folders] == ["step-000003", "step-000006"]
+        assert [checkpoint_step(folder) for folder in folders] == [3, 6]
+        told = [r["path"] for r in trained.records() if r["kind"] == "checkpoint"]
+        assert told == [f"checkpoints/{folder.name}" for folder in folders]
+        for folder in folders:
+            header, data = weights(folder)
+            header.pop("__metadata__", None)
+            assert header and max(entry["data_offsets"][1] for entry in header.values()) == len(data)
+            config = json.loads((folder / "config.json").read_text())
+            assert config["block_size"]
+
+    def test_resuming_equals_never_having_stopped(self, trainer: Trainer, ready: Json, trained: Ended) -> None:
+        middle = trained.out / "checkpoints" / "step-000003"
+        resumed = trainer.call("run", with_changes(ready, training={"resume_from": str(middle)}), "run-resumed")
+        assert resumed.code == 0, resumed.errors
+        last = f"checkpoints/step-{STEPS:06d}/model.safetensors"
+        assert (resumed.out / last).read_bytes() == (trained.out / last).read_bytes()
+        steps = {r["step"]: r["loss"] for r in resumed.records() if r["kind"] == "step"}
+        straight = {r["step"]: r["loss"] for r in trained.records() if r["kind"] == "step"}
+        assert steps == {step: straight[step] for step in (4, 5, 6)}
+
+    def test_a_killed_run_resumes_in_its_own_folder(self, trainer: Trainer, ready: Json, trained: Ended) -> None:
+        endless = with_changes(ready, training={"steps": 10**6, "checkpoint_every": 2})
+        with trainer.started("run", endless, "run-killed") as living:
+            living.until(lambda: living.steps() >= 5)
+            living.send(signal.SIGKILL)
+            out = living.end().out
+        whole = [f for f in sorted((out / "checkpoints").iterdir()) if not f.name.endswith(".part")]
+        assert len(whole) >= 2
+        step = checkpoint_step(whole[-1])
+        more = {"steps": step + 2, "checkpoint_every": 10**6, "resume_from": str(whole[-1])}
+        ended = trainer.call("run", with_changes(ready, training=more), "run-killed")
+        assert ended.code == 0, ended.errors
+        assert ended.read("result.json")["steps"] == step + 2
+        assert all(isinstance(json.loads(line), dict) for line in _lines(out / "metrics.ndjson", torn=1))
+
+    @pytest.mark.parametrize("damage", ["manifest", "weights"])
+    def test_a_torn_checkpoint_is_not_resumed(
+        self, trainer: Trainer, ready: Json, trained: Ended, tmp_path: Path, damage: str
+    ) -> None:
+        whole = trained.out / "checkpoints" / "step-000003"
+        torn = tmp_path / "torn"
+        for name, body in files_below(whole).items():
+            (torn / name).parent.mkdir(parents=True, exist_ok=True)
+            (torn / name).write_bytes(body)
+        if damage == "manifest":
+            (torn / "manifest.json").unlink()
+        else:
+            path = torn / "model.safetensors"
+            path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+        changed = with_changes(ready, training={"resume_from": str(torn)})
+        ended = trainer.call("run", changed, f"torn-{damage}")
+        assert ended.code == 2
+        assert str(torn) in ended.errors.strip().splitlines()[-1]
+
+    def test_sigterm_writes_a_checkpoint_and_exits_20(self, trainer: Trainer, ready: Json) -> None:
+        endless = with_changes(ready, training={"steps": 10**6, "checkpoint_every": 10**6})
+        with trainer.started("run", endless, "run-stopped") as living:
+            living.until(lambda: living.steps() >= 2)
+            living.send(signal.SIGTERM)
+            living.send(signal.SIGTERM)
+            ended = living.end()
+        assert ended.code == 20, ended.errors
+        result = ended.read("result.json")
+        assert result["outcome"] == "stopped"
+        assert checkpoint_step(ended.out / result["checkpoint"]) == result["steps"] >= 2
+        assert result["steps"] == max(r["step"] for r in ended.records() if r["kind"] == "step")
+
+    def test_sigusr1_prints_every_stack_and_goes_on(self, trainer: Trainer, ready: Json) -> None:
+        endless = with_changes(ready, training={"steps": 10**6, "checkpoint_every": 10**6})
+        with trainer.started("run", endless, "run-asked") as living:
+            living.until(lambda: living.steps() >= 1)
+            living.send(signal.SIGUSR1)
+            living.until(lambda: "most recent call first" in living.errors.read_text())
+            seen = living.steps()
+            living.until(lambda: living.steps() > seen)
+            stacks = living.errors.read_text()
+        assert stacks.count("most recent call first") >= 1 + ready["workload"]["drafter_threads"]
+
+    def test_evaluate_says_what_the_run_said(self, trainer: Trainer, ready: Json, trained: Ended) -> None:
+        folder = trained.out / trained.read("result.json")["checkpoint"]
+        ended = trainer.call("evaluate", ready, "evaluate", "--checkpoint", str(folder))
+        assert ended.code == 0, ended.errors
+        found, after = ended.read("evaluation.json"), trained.read("result.json")["after"]
+        assert found["tau"] == pytest.approx(after["tau"])
+        assert found["loss"] == pytest.approx(after["loss"], rel=1e-5)
+        assert found["lossless"] is True
+
+
+def _lines(path: Path, torn: int) -> list[str]:
+    """Return the whole lines; a kill may tear at most `torn` of them."""
+    good, bad = [], 0
+    for line in path.read_text().splitlines():
+        try:
+            json.loads(line)
+            good.append(line)
+        except ValueError:
+            bad += 1
+    assert bad <= torn
+    return good
