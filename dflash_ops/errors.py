@@ -10,6 +10,7 @@ class ExitCode(IntEnum):
     """What a command's exit status means. Documented in docs/exit-codes.md."""
 
     DONE = 0
+    BUG = 1
     USAGE = 2
     REFUSED = 3
     UNREACHABLE = 4

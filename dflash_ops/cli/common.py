@@ -96,6 +96,24 @@ def command_end(function: Callable[..., None]) -> Function:
             code = _say(events, error, debug)
         except click.UsageError as error:
             code = _say(events, OpsError(error.format_message(), exit_code=ExitCode.USAGE, kind="usage"), debug)
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            AssertionError,
+            ArithmeticError,
+            RuntimeError,
+        ) as error:
+            bug = OpsError(
+                f"{type(error).__name__}: {error}",
+                exit_code=ExitCode.BUG,
+                kind="bug",
+                where="dflash-ops itself",
+                fix="this is a bug: please report it with the output of the same command with --debug",
+            )
+            bug.__cause__ = error
+            code = _say(events, bug, debug)
         except (KeyboardInterrupt, click.Abort):
             code = ExitCode.INTERRUPTED
             run_id = result.get("run")

@@ -15,7 +15,9 @@ from dflash_ops.release import Finding, Release, ReleaseError, Source, build, ch
 
 def source_of(playbook: Playbook) -> Source:
     trainer = playbook.trainer
-    return Source(path=trainer.folder, include=tuple(trainer.include), bundled=trainer.is_bundled)
+    # the bundled trainer of a checkout is built from git like any other; an installed one has no git behind it
+    checkout = (trainer.folder.parent / ".git").exists()
+    return Source(path=trainer.folder, include=tuple(trainer.include), bundled=trainer.is_bundled and not checkout)
 
 
 @contextmanager

@@ -1,0 +1,140 @@
+"""Hosts that cannot be reached, or are not what they should be: one message, the right code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.commands import Desk, local_desk
+from tests.contract.conftest import pct_host, ssh_host
+from tests.rig.rig import Rig
+
+pytestmark = pytest.mark.rig
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return local_desk(tmp_path)
+
+
+def test_a_stopped_container(desk: Desk, rig: Rig) -> None:
+    desk.write_host("box", pct_host(rig, container=rig.stopped_container_id))
+    done = desk.run("runs")
+    assert done.code == 4
+    assert "201 is not running" in done.error["what"]
+    assert "pct start 201" in done.error["fix"]
+
+
+def test_a_wrong_container_id(desk: Desk, rig: Rig) -> None:
+    desk.write_host("box", pct_host(rig, container=rig.missing_container_id))
+    done = desk.run("runs")
+    assert done.code == 4
+    assert "no container 999" in done.error["what"]
+    assert "pct list" in done.error["fix"]
+
+
+def test_no_pct_on_the_node(desk: Desk, rig: Rig) -> None:
+    desk.write_host("box", pct_host(rig).replace(str(rig.folder / "sbin" / "pct"), "/usr/sbin/no-such-pct"))
+    done = desk.run("runs")
+    assert done.code == 4
+    assert "no pct" in done.error["what"]
+
+
+def test_an_unknown_host_key(desk: Desk, rig: Rig, tmp_path: Path) -> None:
+    empty = tmp_path / "known_hosts"
+    empty.touch()
+    text = ssh_host(rig, tmp_path / "work").replace(str(rig.known_hosts), str(empty))
+    desk.write_host("box", text)
+    done = desk.run("runs")
+    assert done.code == 4
+    assert rig.host_key_fingerprint in done.error["what"]
+    assert empty.read_text() == ""
+    desk.write_host("box", text + "  host_key: accept-new\n")
+    accepted = desk.run("runs")
+    assert accepted.code == 0, accepted.out
+    assert rig.host_key_fingerprint in accepted.named("notice")[0]["text"]
+    desk.write_host("box", text)
+    assert desk.run("runs").code == 0
+
+
+def test_a_changed_host_key(desk: Desk, rig: Rig, tmp_path: Path) -> None:
+    other = rig.identity.with_suffix(".pub").read_text().split()[1]
+    changed = tmp_path / "known_hosts"
+    changed.write_text(f"[127.0.0.1]:{rig.port} ssh-ed25519 {other}\n")
+    desk.write_host(
+        "box", ssh_host(rig, tmp_path / "work").replace(str(rig.known_hosts), str(changed)) + "  host_key: accept-new\n"
+    )
+    done = desk.run("runs")
+    assert done.code == 4
+    assert "CHANGED" in done.error["what"]
+
+
+def test_a_pinned_fingerprint(desk: Desk, rig: Rig, tmp_path: Path) -> None:
+    text = ssh_host(rig, tmp_path / "work")
+    desk.write_host("box", text + f"  fingerprint: {rig.host_key_fingerprint}\n")
+    assert desk.run("runs").code == 0
+    wrong = "SHA256:" + "A" * 43
+    desk.write_host("box", text + f"  fingerprint: {wrong}\n")
+    done = desk.run("runs")
+    assert done.code == 4
+    assert wrong in done.error["what"]
+
+
+def test_nobody_listens(desk: Desk, rig: Rig, tmp_path: Path) -> None:
+    desk.write_host("box", ssh_host(rig, tmp_path / "work").replace(f"port: {rig.port}", "port: 1"))
+    done = desk.run("runs")
+    assert done.code == 4
+    assert "127.0.0.1:1" in done.error["what"]
+
+
+def test_a_key_that_is_refused(desk: Desk, rig: Rig, tmp_path: Path) -> None:
+    stranger = rig.folder / "host_key"
+    desk.write_host("box", ssh_host(rig, tmp_path / "work").replace(str(rig.identity), str(stranger)))
+    done = desk.run("runs")
+    assert done.code == 4
+    assert "refused the login" in done.error["what"]
+
+
+def test_a_missing_python_in_the_container(desk: Desk, rig: Rig) -> None:
+    desk.write_host("box", pct_host(rig).replace(sys.executable, "/nowhere/python3"))
+    done = desk.run("runs")
+    assert done.code == 5
+    assert "/nowhere/python3" in done.error["what"]
+
+
+@pytest.mark.parametrize("transfer", ["stream", "push"])
+def test_a_full_disk_in_the_container(desk: Desk, rig: Rig, transfer: str) -> None:
+    with rig.full_disk("/var/full", 300 << 10):
+        desk.write_host("box", pct_host(rig, transfer=transfer, workdir="/var/full/work"))
+        done = desk.deploy()
+        left = rig.exec_in_container(["find", "/var/full", "-name", "*.part", "-o", "-name", "incoming*"]).stdout
+    assert done.code == 5, done.out
+    assert "space" in json.dumps(done.error).lower()
+    assert left == ""
+
+
+def test_push_leaves_nothing_on_the_node(desk: Desk, rig: Rig, tmp_path: Path) -> None:
+    desk.write_host("box", pct_host(rig, transfer="push", workdir=f"/var/lib/{tmp_path.name}"))
+    assert desk.deploy("--detach").code == 0
+    assert rig.node_run(["sh", "-c", "ls -d /tmp/dflash-ops.* 2>/dev/null"]).stdout == ""
+    listed = rig.exec_in_container(["ls", f"/var/lib/{tmp_path.name}"]).stdout
+    assert "incoming" not in listed
+
+
+def test_a_container_that_stops_during_a_run_loses_it_honestly(desk: Desk, rig: Rig, tmp_path: Path) -> None:
+    desk.write_host("box", pct_host(rig, workdir=f"/var/lib/{tmp_path.name}"))
+    desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 500})
+    started = desk.deploy("--detach", playbook="slow")
+    assert started.code == 0, started.out
+    rig.stop_container()
+    try:
+        assert desk.run("status").code == 4
+    finally:
+        rig.start_container()
+    status = desk.run("status")
+    assert status.code == 0
+    assert status.result["run"] == started.result["run"]
+    assert status.result["state"] in ("STOPPED", "LOST", "FAILED")

@@ -1,0 +1,122 @@
+"""What a person gets wrong: one clear message, and the documented exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.commands import Desk
+
+
+def test_a_typo_in_a_playbook_names_file_line_and_nearest_key(desk: Desk) -> None:
+    path = desk.folder / "playbooks" / "typo.yaml"
+    path.write_text("version: 1\nworkload:\n  target: x\n  mask_token: m\ntraining:\n  steps: 3\n  learning_rat: 0.1\n")
+    done = desk.deploy(playbook="typo")
+    assert done.code == 2
+    assert "typo.yaml:7" in done.error["what"]
+    assert "learning_rate" in done.error["what"]
+
+
+def test_a_typo_in_set(desk: Desk) -> None:
+    done = desk.deploy("--set", "training.stepz=3")
+    assert done.code == 2
+    assert "steps" in done.error["what"]
+
+
+def test_an_unknown_host_names_the_known_ones(desk: Desk) -> None:
+    done = desk.type("status", "--host", "bax")
+    assert done.code == 2
+    assert "box" in done.err
+
+
+def test_without_host_the_only_one_is_taken_and_told(desk: Desk) -> None:
+    done = desk.run("runs", host=False)
+    assert done.code == 0, done.out
+    assert done.named("chosen")[0]["host"] == "box"
+    desk.write_host("other", f"transport: local\nworkdir: {desk.folder / 'elsewhere'}\n")
+    assert desk.run("runs", host=False).code == 2
+    desk.environment["DFLASH_OPS_HOST"] = "other"
+    assert desk.run("runs", host=False).named("chosen")[0]["host"] == "other"
+    del desk.environment["DFLASH_OPS_HOST"]
+    desk.deploy()
+    assert desk.run("runs", host=False).named("chosen")[0]["host"] == "box"
+
+
+def test_a_patch_that_does_not_fit(desk: Desk) -> None:
+    patch = desk.folder / "bad.patch"
+    patch.write_text("--- a/tiny_trainer/model.py\n+++ b/tiny_trainer/model.py\n@@ -1 +1 @@\n-not there\n+there\n")
+    playbook = desk.folder / "playbooks" / "tiny.yaml"
+    text = json.loads(playbook.read_text())
+    text["trainer"]["patches"] = [str(patch)]
+    playbook.write_text(json.dumps(text))
+    done = desk.run("build", "--playbook", "tiny", host=False)
+    assert done.code == 3
+    assert "tiny_trainer/model.py" in json.dumps(done.error)
+
+
+def test_a_missing_python(desk: Desk) -> None:
+    desk.write_host("box", f"transport: local\nworkdir: {desk.folder / 'work'}\npython: /nowhere/python3\n")
+    done = desk.run("doctor", "--playbook", "tiny")
+    assert done.code == 5
+    assert "/nowhere/python3" in done.error["what"]
+
+
+def test_cuda_required_and_none_there(desk: Desk) -> None:
+    done = desk.run("doctor", "--playbook", "tiny", "--set", "require_cuda=true")
+    assert done.code == 5
+    assert "require_cuda" in done.error["fix"]
+
+
+def test_settings_that_the_trainer_refuses(desk: Desk) -> None:
+    done = desk.deploy("--set", "mask_token=<nope>")
+    assert done.code == 5
+    assert "mask_token" in json.dumps(done.error)
+    assert desk.run("runs").result["runs"] == []
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    folder = tmp_path / "full"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"tmpfs cannot be mounted here: {mounted.stderr.decode()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk(desk: Desk, full_disk: Path) -> None:
+    (full_disk / "ballast").write_bytes(b"x" * (900 << 10))
+    desk.write_host("box", f"transport: local\nworkdir: {full_disk / 'work'}\n")
+    done = desk.deploy()
+    assert done.code == 5, done.out
+    assert "space" in json.dumps(done.error).lower()
+    assert not list(full_disk.rglob("*.part"))
+
+
+def test_every_command_ends_with_a_result(desk: Desk) -> None:
+    desk.deploy()
+    for words in (["status"], ["runs"], ["collect"], ["stop"], ["tail-logs"], ["doctor", "--playbook", "tiny"]):
+        done = desk.run(*words)
+        assert done.result["exit"] == done.code == 0, (words, done.out)
+    for words in (["build", "--playbook", "tiny"], ["check", "--playbook", "tiny"]):
+        done = desk.run(*words, host=False)
+        assert done.code == 0
+        assert len(done.result["release"]) == 64
+
+
+def test_help_has_an_example_for_every_command(desk: Desk) -> None:
+    shown = desk.type("--help").out
+    for command in ("deploy", "canary", "tail-logs", "build", "check", "doctor", "status", "stop", "collect", "runs"):
+        assert command in shown
+        assert f"Example: dflash-ops {command}" in desk.type(command, "--help").out
+    near = desk.type("tail-log")
+    assert near.code == 2
+    assert "tail-logs" in near.err

@@ -1,0 +1,271 @@
+"""`dflash-ops deploy` on this machine, with the tiny trainer: what a person gets, and what stops a bad run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.commands import Desk, eventually
+
+STATES = [
+    "built",
+    "checked",
+    "connected",
+    "staged",
+    "activated",
+    "prepared",
+    "verdict",
+    "launched",
+    "ended",
+    "collected",
+]
+
+
+def processes_of(run: str) -> list[int]:
+    """Every process that carries the run's mark."""
+    mark = f"DFLASH_OPS_RUN={run}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_goes_from_build_to_collect(desk: Desk) -> None:
+    done = desk.deploy()
+    assert done.code == 0, done.out + done.err
+    order = [event["event"] for event in done.events if event["event"] in STATES]
+    assert order == STATES
+    result = done.result
+    assert result["exit"] == 0
+    assert result["verdict"] == "pass"
+    assert result["state"] == "SUCCEEDED"
+    folder = desk.runs / result["run"]
+    assert Path(result["folder"]).resolve() == folder.resolve()
+    log = (folder / "log" / "000000.log").read_text()
+    assert done.log == log.splitlines()
+    records = [json.loads(line) for line in (folder / "metrics.ndjson").read_text().splitlines()]
+    assert [record["step"] for record in records if record["kind"] == "step"] == list(range(1, 13))
+    checkpoints = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert checkpoints == ["step-000004", "step-000008", "step-000012"]
+    assert (folder / "checkpoints" / "step-000012" / "model.safetensors").stat().st_size > 0
+    report = (folder / "report.md").read_text()
+    for words in ("SUCCEEDED", result["release"], "first-slot acceptance", "tau", "step-000012", "pass"):
+        assert words in report
+    kept = [json.loads(line) for line in (folder / "events.ndjson").read_text().splitlines()]
+    assert [event["event"] for event in kept if event["event"] in STATES] == STATES
+    assert not list(desk.folder.rglob("*.part")), "nothing half-made is left"
+    assert not (desk.folder / "work" / "lock").exists()
+
+
+def test_threads_trained_on_different_samples(desk: Desk) -> None:
+    result = desk.deploy().result
+    metrics = desk.runs / result["run"] / "metrics.ndjson"
+    for line in metrics.read_text().splitlines():
+        record = json.loads(line)
+        if record["kind"] == "step":
+            first, second = (set(map(str, worker["samples"])) for worker in record["workers"])
+            assert first
+            assert second
+            assert not first & second
+
+
+def test_without_a_change_no_bytes_are_sent_and_the_verdict_is_reused(desk: Desk) -> None:
+    first, second = desk.deploy(), desk.deploy()
+    assert first.named("staged")[0]["sent"] > 0
+    assert second.code == 0
+    assert second.named("staged")[0]["sent"] == 0
+    (verdict,) = second.named("verdict")
+    assert verdict["reused"]
+    assert verdict["why"]
+    assert first.result["release"] == second.result["release"]
+    shown = desk.type("deploy", "--host", "box", "--playbook", "tiny")
+    assert "no bytes sent" in shown.err
+    assert "reused" in shown.err
+
+
+def test_a_learning_rate_does_not_void_the_verdict_but_a_thread_does(desk: Desk) -> None:
+    desk.deploy()
+    assert desk.deploy("--set", "learning_rate=0.01").named("verdict")[0]["reused"]
+    assert not desk.deploy("--set", "drafter_threads=3").named("verdict")[0]["reused"]
+
+
+def test_canary_again_runs_again(desk: Desk) -> None:
+    assert desk.run("canary", "--playbook", "tiny").named("verdict")[0]["reused"] is False
+    assert desk.run("canary", "--playbook", "tiny").named("verdict")[0]["reused"] is True
+    assert desk.run("canary", "--playbook", "tiny", "--again").named("verdict")[0]["reused"] is False
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [
+        ("syntax-error", 3, "syntax"),
+        ("wrong-gradient-one-worker", 6, "gradient"),
+        ("worker-hangs", 6, "worker"),
+        ("worker-dies", 6, ""),
+        ("process-aborts", 6, "SIGABRT"),
+        ("killed", 7, "SIGKILL"),
+        ("no-evidence", 7, "evidence"),
+    ],
+)
+def test_a_bad_trainer_launches_nothing(desk: Desk, fault: str, code: int, words: str) -> None:
+    desk.write_playbook(faults=(fault,), workload={"canary_timeout_s": 5})
+    done = desk.deploy()
+    assert done.code == code, done.out + done.err
+    assert done.result["exit"] == code
+    assert done.result["run"] is None
+    assert not done.named("launched")
+    assert words in json.dumps(done.error)
+    assert desk.run("runs").result["runs"] == []
+    if code == 3:
+        return
+    assert done.result["verdict"] == ("fail" if code == 6 else "inconclusive")
+    kept = json.loads((Path(done.result["folder"]) / "verdict.json").read_text())
+    assert kept["outcome"] == done.result["verdict"]
+    shown = desk.type("deploy", "--host", "box", "--playbook", "tiny")
+    assert shown.code == code
+    assert "nothing was launched" in shown.err
+    # a failed verdict is never reused as a pass, and never stops a later, better release
+    desk.write_playbook()
+    assert desk.deploy().code == 0
+
+
+def test_a_wrong_gradient_names_its_worker_on_the_screen(desk: Desk) -> None:
+    desk.write_playbook(faults=("wrong-gradient-one-worker",))
+    shown = desk.type("deploy", "--host", "box", "--playbook", "tiny")
+    failing = [line for line in shown.err.splitlines() if "fail" in line and "worker" in line]
+    assert failing
+
+
+def test_a_run_that_fails_is_exit_8_and_its_log_comes_home(desk: Desk) -> None:
+    desk.write_playbook(faults=("fails-at-step-5",), workload={"rehearsal_steps": 2})
+    done = desk.deploy()
+    assert done.code == 8
+    assert done.result["state"] == "FAILED"
+    folder = desk.runs / done.result["run"]
+    assert "Traceback" in (folder / "log" / "000000.log").read_text()
+    assert (folder / "checkpoints" / "step-000004" / "manifest.json").exists()
+    assert "FAILED" in (folder / "report.md").read_text()
+
+
+def test_skipping_the_canary_is_carried_for_ever(desk: Desk) -> None:
+    refused = desk.type("deploy", "--host", "box", "--playbook", "tiny", "--skip-canary")
+    assert refused.code == 2
+    assert "--reason" in refused.err
+    done = desk.deploy("--skip-canary", "--reason", "the vendor's <b>burn-in</b> ran")
+    assert done.code == 0
+    assert not done.named("verdict")
+    assert done.result["verdict"] is None
+    reason = "the vendor's <b>burn-in</b> ran"
+    assert reason in (desk.runs / done.result["run"] / "report.md").read_text()
+    assert desk.run("status").named("run")[0]["skipped_canary"] == reason
+    assert reason in desk.type("runs", "--host", "box").err
+
+
+def test_dry_run_touches_nothing(desk: Desk) -> None:
+    before = sorted(path for path in desk.folder.rglob("*") if "home" not in path.parts)
+    done = desk.deploy("--dry-run")
+    assert done.code == 0
+    stages = [step["stage"] for step in done.named("plan")[0]["steps"]]
+    assert stages == [
+        "build",
+        "check",
+        "connect",
+        "stage",
+        "doctor",
+        "prepare",
+        "canary",
+        "launch",
+        "follow",
+        "collect",
+    ]
+    assert sorted(path for path in desk.folder.rglob("*") if "home" not in path.parts) == before
+
+
+def test_a_second_deploy_is_refused_with_the_name_of_the_living_run(desk: Desk) -> None:
+    desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 500})
+    first = desk.deploy("--detach", playbook="slow")
+    assert first.code == 0, first.out + first.err
+    run = first.result["run"]
+    second = desk.deploy()
+    assert second.code == 8
+    assert run in second.error["what"]
+    assert desk.run("status").result == {**desk.run("status").result, "run": run, "state": "RUNNING"}
+    stopped = desk.run("stop")
+    assert stopped.code == 0, stopped.out
+    assert stopped.result["state"] == "STOPPED"
+    assert stopped.result["remaining"] == []
+    assert processes_of(run) == []
+    brought = desk.run("collect")
+    assert brought.code == 0
+    folder = desk.runs / run
+    result = json.loads((folder / "result.json").read_text())
+    assert result["outcome"] == "stopped"
+    assert (folder / result["checkpoint"] / "manifest.json").exists()
+    assert desk.deploy().code == 0
+
+
+def test_stop_of_a_job_that_does_not_listen(desk: Desk) -> None:
+    desk.write_playbook("deaf", faults=("ignores-sigterm", "slow-steps"), training={"steps": 500})
+    run = desk.deploy("--detach", playbook="deaf").result["run"]
+    stopped = desk.run("stop", "--grace", "1")
+    assert stopped.code == 0
+    assert stopped.named("run")[0]["exit"]["forced"] is True
+    assert processes_of(run) == []
+
+
+def test_stop_takes_grandchildren_along(desk: Desk) -> None:
+    desk.write_playbook("family", faults=("leaves-grandchild", "slow-steps"), training={"steps": 500})
+    run = desk.deploy("--detach", playbook="family").result["run"]
+    eventually(lambda: len(processes_of(run)) > 1)
+    assert desk.run("stop").result["remaining"] == []
+    assert processes_of(run) == []
+
+
+def test_a_deploy_in_progress_holds_the_host(desk: Desk) -> None:
+    desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 60})
+    with desk.started("deploy", "--playbook", "hanging") as first:
+        desk.until_event(first, "canary")
+        second = desk.deploy()
+        assert second.code == 9
+        assert "deploy" in second.error["what"]
+    # a killed client gives the lock up at once: the next deploy goes through
+    eventually(lambda: not (desk.folder / "work" / "lock").exists())
+    assert desk.deploy().code == 0
+
+
+def test_interrupting_a_canary_leaves_no_verdict(desk: Desk) -> None:
+    desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 60})
+    with desk.started("deploy", "--playbook", "hanging") as process:
+        desk.until_event(process, "canary")
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate()
+        assert process.returncode == 130
+        assert json.loads(out.splitlines()[-1])["exit"] == 130
+    eventually(lambda: not (desk.folder / "work" / "lock").exists())
+    assert not list((desk.folder / "work" / "verdicts").glob("*.json"))
+    assert desk.run("runs").result["runs"] == []
+
+
+@pytest.mark.parametrize("stage", ["launched", "log", "progress"])
+def test_killing_the_client_leaves_the_run(desk: Desk, stage: str) -> None:
+    desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 25})
+    with desk.started("deploy", "--playbook", "slow") as process:
+        desk.until_event(process, "launched")
+        if stage != "launched":
+            desk.until_event(process, stage)
+        os.kill(process.pid, signal.SIGKILL)
+    followed = desk.run("tail-logs", "-f", host=False)
+    assert followed.code == 0
+    assert followed.result["state"] == "SUCCEEDED"
+    brought = desk.run("collect", host=False)
+    assert brought.code == 0
+    log = (desk.runs / brought.result["run"] / "log" / "000000.log").read_text().splitlines()
+    assert followed.log == log

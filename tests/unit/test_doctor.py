@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dflash_ops.config import Host, load_playbook
+from dflash_ops.deploy.doctor import Level, examine_gpus, examine_host, examine_trainer, refuse_blockers
+from dflash_ops.errors import ExitCode, OpsError
+
+FACTS: dict[str, Any] = {
+    "hostname": "ct200",
+    "kernel": "6.8",
+    "cpus": 8,
+    "memory_bytes": 64 << 30,
+    "user": "root",
+    "systemd": True,
+    "workdir": "/var/lib/dflash-ops",
+    "disk_free_bytes": 100 << 30,
+    "inodes_free": 10**6,
+    "time": 1000.0,
+    "gpus": [],
+    "driver": None,
+}
+GPU = {"index": 0, "uuid": "GPU-1", "name": "H200", "memory_bytes": 100, "memory_used_bytes": 1}
+PYTHON = {"version": "3.12.3", "executable": "/opt/venv/bin/python", "packages": {"torch": "2.11.0"}}
+HOST = Host(name="ct200", transport="local")
+
+
+def levels(**changes: object) -> set[Level]:
+    return {one.level for one in examine_host(HOST, {**FACTS, **changes}, PYTHON, now=1000.0)}
+
+
+def test_a_good_host_has_nothing_to_mend() -> None:
+    assert levels() == {Level.OK}
+
+
+@pytest.mark.parametrize(
+    ("changes", "level"),
+    [
+        ({"disk_free_bytes": 100 << 20}, Level.BLOCKER),
+        ({"disk_free_bytes": 2 << 30}, Level.WARNING),
+        ({"inodes_free": 10}, Level.BLOCKER),
+        ({"time": 1100.0}, Level.WARNING),
+        ({"time": 900.0}, Level.WARNING),
+    ],
+)
+def test_what_hurts_is_said(changes: dict[str, object], level: Level) -> None:
+    assert level in levels(**changes)
+
+
+def test_file_systems_without_inodes_are_no_blocker() -> None:
+    assert levels(inodes_free=0) == {Level.OK}
+
+
+def test_cuda() -> None:
+    strict = load_playbook("train", sets=())
+    cpu = load_playbook("quickstart", sets=())
+    assert [one.level for one in examine_gpus(FACTS, strict)] == [Level.BLOCKER]
+    assert [one.level for one in examine_gpus(FACTS, cpu)] == [Level.OK]
+    free = {**FACTS, "gpus": [GPU], "driver": "580"}
+    assert {one.level for one in examine_gpus(free, strict)} == {Level.OK}
+    busy = {**FACTS, "gpus": [{**GPU, "memory_used_bytes": 40}], "driver": "580"}
+    assert Level.WARNING in {one.level for one in examine_gpus(busy, strict)}
+
+
+def test_a_trainers_problems_are_blockers_and_all_are_told() -> None:
+    problems = [{"what": "no such token", "where": "workload.mask_token", "fix": "use <mask>"}] * 2
+    found = examine_trainer({"outcome": "refused", "problems": problems})
+    with pytest.raises(OpsError) as refused:
+        refuse_blockers(found, "ct200")
+    assert refused.value.exit_code is ExitCode.BLOCKED
+    assert "workload.mask_token: no such token (and 1 more)" in refused.value.what
+    assert refused.value.fix == "use <mask>"
+
+
+def test_a_refusal_without_reason_is_still_a_blocker() -> None:
+    assert [one.level for one in examine_trainer({"outcome": "refused"})] == [Level.BLOCKER]
