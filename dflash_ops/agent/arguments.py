@@ -1,0 +1,84 @@
+"""Typed access to a request's JSON: a wrong or missing argument is one clear error."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Dict, Optional
+
+from .errors import AgentError, ExitCode
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    op: str
+    values: Dict[str, Any]
+
+    def _bad(self, name: str, wanted: str) -> AgentError:
+        got = f"got {self.values[name]!r:.80}" if name in self.values else "it is missing"
+        return AgentError(
+            "request",
+            f"{name} must be {wanted}: {got}",
+            f"request {self.op}",
+            "see docs/agent-protocol.md",
+            ExitCode.USAGE,
+        )
+
+    def text(self, name: str) -> str:
+        value = self.values.get(name)
+        if not isinstance(value, str) or not value or "\0" in value:
+            raise self._bad(name, "a non-empty string")
+        return value
+
+    def optional_text(self, name: str) -> Optional[str]:
+        return None if self.values.get(name) is None else self.text(name)
+
+    def _matching(self, name: str, pattern: "re.Pattern[str]", wanted: str) -> str:
+        value = self.text(name)
+        if not pattern.fullmatch(value):
+            raise self._bad(name, wanted)
+        return value
+
+    def digest(self) -> str:
+        return self._matching("digest", _DIGEST, "64 lower-case hex digits")
+
+    def module(self) -> str:
+        return self._matching("module", _MODULE, "the dotted name of a Python module")
+
+    def new_run(self) -> str:
+        return self._matching("run", _RUN, "letters, digits, '.', '_' or '-' (at most 100)")
+
+    def optional_run(self) -> Optional[str]:
+        return None if self.values.get("run") is None else self.new_run()
+
+    def size(self, name: str, default: Optional[int] = None) -> int:
+        value = self.values.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self._bad(name, "a whole number, zero or more")
+        return value
+
+    def seconds(self, name: str, default: Optional[float] = None) -> float:
+        value = self.values.get(name)
+        value = default if value is None else value
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < float("inf"):
+            raise self._bad(name, "a number of seconds, zero or more")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        value = self.values.get(name, False)
+        if not isinstance(value, bool):
+            raise self._bad(name, "true or false")
+        return value
+
+    def table(self, name: str) -> Dict[str, Any]:
+        value = self.values.get(name)
+        if not isinstance(value, dict):
+            raise self._bad(name, "an object")
+        return value
+
+    def optional_table(self, name: str) -> Dict[str, Any]:
+        return {} if self.values.get(name) is None else self.table(name)

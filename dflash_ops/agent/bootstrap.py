@@ -1,0 +1,41 @@
+"""The few lines that receive the agent on the host.
+
+BOOTSTRAP is one argv element of `PYTHON -I -c BOOTSTRAP NONCE SIZE SHA256 WORKDIR [--beat S]` and passes ssh,
+sudo and `pct exec`: so it is one line with no double quote, backslash, dollar sign, backtick or exclamation mark.
+Statements joined by `;` allow no `try`, hence the excepthook; BufferedReader with a buffer of one byte
+reads exactly what is asked for and leaves the frames that follow on fd 0. It runs on Python 3.4 and newer, so that an
+old Python is told what is wrong.
+"""
+
+from __future__ import annotations
+
+READY = "DFLASH-OPS"
+REFUSED = "DFLASH-OPS-REFUSED"
+
+_STATEMENTS = (
+    "import hashlib,io,json,os,sys",
+    "nonce,size,digest,work=sys.argv[1:5]",
+    "work=os.path.abspath(os.path.expanduser(work))",
+    "code,fix=5,'choose a python of 3.9 or newer for this host'",
+    "sys.excepthook=lambda kind,error,trace:print(chr(10)+'DFLASH-OPS-REFUSED',nonce,json.dumps(dict("
+    "kind='bootstrap',what=kind.__name__+': '+str(error),where='starting the agent in '+work,fix=fix,exit=code,"
+    "evidence=None)),flush=True)",
+    "assert sys.version_info>=(3,9),'the agent needs Python 3.9 or newer, '+sys.executable+' is '"
+    "+sys.version.split()[0]",
+    "code,fix=4,'run the command again'",
+    "data=io.BufferedReader(io.FileIO(0,closefd=False),1).read(int(size))",
+    "assert hashlib.sha256(data).hexdigest()==digest,'the agent arrived damaged: '+str(len(data))+' of '+size+' bytes'",
+    "code,fix=5,'check the work directory: it must be writable and have space'",
+    "os.umask(63)",
+    "os.makedirs(os.path.join(work,'agent'),exist_ok=True)",
+    "path=os.path.join(work,'agent',digest+'.pyz')",
+    "part=path+'.'+str(os.getpid())",
+    "file=open(part,'wb')",
+    "file.write(data)",
+    "file.flush()",
+    "os.fsync(file.fileno())",
+    "file.close()",
+    "os.replace(part,path)",
+    "os.execv(sys.executable,[sys.executable,'-I',path,'serve',nonce,work]+sys.argv[5:])",
+)
+BOOTSTRAP = ";".join(_STATEMENTS)

@@ -1,0 +1,127 @@
+"""The canary: the trainer proves itself here; the agent decides what that was worth, and what it is bound to."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any, Dict, Optional, Tuple
+
+from .arguments import Arguments
+from .conversation import Conversation
+from .errors import AgentError, ExitCode
+from .files import read_json, remove_tree, tail_lines, write_json
+from .jobs import Ending, Job, new_id, run_verb
+from .processes import JOB_MARK, ProcessId, boot_id, kill_marked
+from .runs import refuse_if_busy
+from .verdicts import Binding, Outcome, Verdict, VerdictStore, stamp
+from .workdir import WorkDir
+
+KEPT = 5
+_DAY_S = 86400
+_EXIT_CODES = {Outcome.PASS: 0, Outcome.FAIL: 6, Outcome.INCONCLUSIVE: 7}
+# killed from outside says nothing about the workload
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
+
+
+def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
+    work = conversation.work
+    conversation.lock.refuse_if_taken()
+    job = Job.from_arguments(work, args)
+    timeout_s, max_age_s = args.seconds("timeout_s", 900), args.seconds("max_age_s", _DAY_S)
+    refuse_if_busy(work, job.devices.names)
+    _clear_leftovers(work, job)
+
+    binding, store = stamp(job), VerdictStore.of(work)
+    # from here until the canary has decided there is no verdict: not after a kill, nor after a reboot
+    store.withdraw(binding)
+    name = new_id()
+    folder = work.canaries / name
+    out = folder / "out"
+    out.mkdir(mode=0o700, parents=True)
+    agent = ProcessId.of(os.getpid())
+    marker = {"boot_id": boot_id(), "devices": job.devices.names, "agent": agent.to_json() if agent else None}
+    write_json(folder / "running.json", marker)
+    work.record("canary_start", canary=name, release=job.digest, binding=binding.digest)
+    ending = run_verb(conversation, job, "canary", name=name, folder=folder, out=out, timeout_s=timeout_s)
+
+    outcome, evidence = decide(ending, read_json(out / "evidence.json"), folder / "log")
+    changed = _changed(args, work, binding)
+    if changed is not None:
+        outcome, evidence = Outcome.INCONCLUSIVE, {**evidence, "outcome": "inconclusive", "summary": changed}
+    verdict = Verdict.make(outcome, binding, max_age_s, evidence, f"canary/{name}/log")
+    write_json(folder / "evidence.json", evidence)
+    store.put(verdict)
+    (folder / "running.json").unlink()
+    work.record("canary_end", canary=name, release=job.digest, outcome=outcome.value, binding=binding.digest)
+    if outcome is Outcome.PASS:
+        # the rehearsal's checkpoints are as large as a run's
+        remove_tree(out)
+    _prune(work)
+    return {"verdict": verdict.to_json()}
+
+
+def decide(ending: Ending, evidence: Optional[Dict[str, Any]], log: Path) -> Tuple[Outcome, Dict[str, Any]]:
+    """The contract's rules: evidence and exit code agree, or the way it died decides."""
+    claimed = _claimed(evidence)
+    if evidence is not None and claimed is not None and not ending.deadline and ending.code == _EXIT_CODES[claimed]:
+        return claimed, evidence
+    outside = ending.deadline or ending.signal in _FROM_OUTSIDE
+    outcome = Outcome.INCONCLUSIVE if outside else Outcome.FAIL
+    if evidence is None:
+        said = "left no evidence"
+    elif claimed is None:
+        said = "left evidence without a valid outcome"
+    else:
+        said = f"left evidence that says {claimed.value!r}"
+    made = {
+        "contract": 1,
+        "outcome": outcome.value,
+        "summary": f"the canary {ending.describe()} and {said}",
+        "checks": (evidence or {}).get("checks", []),
+        "figures": (evidence or {}).get("figures", {}),
+        "log_tail": tail_lines(log),
+    }
+    return outcome, made
+
+
+def _claimed(evidence: Optional[Dict[str, Any]]) -> Optional[Outcome]:
+    try:
+        return None if evidence is None else Outcome(evidence.get("outcome"))
+    except ValueError:
+        return None
+
+
+def _changed(args: Arguments, work: WorkDir, before: Binding) -> Optional[str]:
+    """What changed while the canary ran, in words; None when all is as before."""
+    try:
+        after = stamp(Job.from_arguments(work, args))
+    except AgentError as error:
+        return f"while the canary ran, something changed: {error.what}"
+    differences = after.differences(vars(before))
+    return f"while the canary ran, the host changed: it was {' and '.join(differences)} before" if differences else None
+
+
+def _clear_leftovers(work: WorkDir, job: Job) -> None:
+    """A canary whose agent was killed may still hold the devices; one whose agent lives is left alone."""
+    for marker in work.canaries.glob("*/running.json"):
+        value, name = read_json(marker) or {}, marker.parent.name
+        agent = ProcessId.from_json(value.get("agent"))
+        if value.get("boot_id") == boot_id() and agent is not None and agent.alive:
+            shared = sorted(set(value.get("devices", [])) & set(job.devices.names))
+            if shared:
+                raise AgentError(
+                    "busy",
+                    f"canary {name} is running on {', '.join(shared)}",
+                    "devices of the host",
+                    "wait until it has decided",
+                    ExitCode.RUN_FAILED,
+                )
+            continue
+        kill_marked(JOB_MARK, name)
+        marker.unlink(missing_ok=True)
+
+
+def _prune(work: WorkDir) -> None:
+    for folder in sorted(work.canaries.iterdir(), reverse=True)[KEPT:]:
+        remove_tree(folder)

@@ -1,0 +1,188 @@
+"""Running a verb of the trainer contract: what it is started with, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from . import cgroup
+from .accounts import Account, find_account, hand_over, let_through, popen_options
+from .arguments import Arguments
+from .conversation import Conversation
+from .devices import Devices, inventory, resolve
+from .files import write_json
+from .follow import POLL_S, Tail
+from .processes import JOB_MARK, kill_marked, signal_group
+from .pythons import base_environment, find_python
+from .releases import find_release
+from .workdir import WorkDir
+
+CONTRACT = 1
+_STACK_TIME_S = 1.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `check`, `prepare`, `canary`, `verdict` and `launch` are asked for, resolved on this host."""
+
+    digest: str
+    release: Path
+    module: str
+    python: str
+    settings: Dict[str, Any]
+    devices: Devices
+    account: Optional[Account]
+    playbook: Optional[str]
+
+    @classmethod
+    def from_arguments(cls, work: WorkDir, args: Arguments) -> "Job":
+        settings = args.table("settings")
+        Arguments(f"{args.op} settings", settings).table("workload")
+        digest = args.digest()
+        return cls(
+            digest,
+            find_release(work, digest),
+            args.module(),
+            find_python(args.text("python")),
+            settings,
+            resolve(settings["workload"], inventory()),
+            find_account(args.optional_text("user")),
+            args.optional_text("playbook"),
+        )
+
+    @property
+    def workload(self) -> Dict[str, Any]:
+        return dict(self.settings["workload"])
+
+    def contract_settings(self, work: WorkDir, run: Optional[str]) -> Dict[str, Any]:
+        """The settings file of the contract: what the client sent, and what only the host knows."""
+        return {
+            "prepared": None,
+            "training": {},
+            **self.settings,
+            "contract": CONTRACT,
+            "run": run,
+            "cache": str(work.cache),
+        }
+
+    def command(self, verb: str, settings: Path, out: Path) -> List[str]:
+        return [self.python, "-m", self.module, verb, "--settings", str(settings), "--out", str(out)]
+
+    def environment(self, work: WorkDir, mark: str, name: str) -> Dict[str, str]:
+        return {
+            **base_environment(self.python, self.account),
+            "PYTHONPATH": str(self.release),
+            "PYTHONPYCACHEPREFIX": str(self.pycache(work)),
+            "HF_HUB_OFFLINE": "1",
+            "CUDA_VISIBLE_DEVICES": self.devices.cuda_visible,
+            mark: name,
+        }
+
+    def pycache(self, work: WorkDir) -> Path:
+        """Bytecode that one account wrote is never run by another."""
+        return work.pycache / (self.digest if self.account is None else f"{self.digest}-{self.account.uid}")
+
+    def open_to_account(self, work: WorkDir, folder: Path, *owned: Path) -> None:
+        """Lets the job's account reach the release, the caches and its `folder`, and gives it what is `owned`."""
+        pycache = self.pycache(work)
+        pycache.mkdir(mode=0o700, exist_ok=True)
+        closed = (work.releases, work.cache / "prepared", work.pycache, folder)
+        let_through(self.account, work.root, closed)
+        hand_over(self.account, work.cache, work.cache / "prepared", pycache, *owned)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a verb ended: exit code or signal, whether our deadline ended it, and OOM kills meanwhile."""
+
+    code: Optional[int]
+    signal: Optional[int]
+    deadline: bool
+    oom_kills: int
+
+    def describe(self) -> str:
+        if self.deadline:
+            return "did not end before its deadline"
+        if self.signal is not None:
+            oom = ", and the kernel reported an out-of-memory kill" if self.oom_kills else ""
+            return f"was killed by {signal_name(self.signal)}{oom}"
+        return f"ended with exit code {self.code}"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def new_id() -> str:
+    """A name that sorts by time and is not given twice."""
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(2)
+
+
+def run_verb(
+    conversation: Conversation, job: Job, verb: str, *, name: str, folder: Path, out: Path, timeout_s: float
+) -> Ending:
+    """Runs `verb` to its end or to the deadline, its output in `folder`/log and on stream 0.
+
+    It lives in its own session and is killed, with all that it started, when the client is gone. The output goes to
+    the file first: a slow client never holds the job up.
+    """
+    work = conversation.work
+    settings = folder / "settings.json"
+    write_json(settings, job.contract_settings(work, None))
+    job.open_to_account(work, folder, settings, out)
+    kills_before = cgroup.oom_kills() or 0
+    with (folder / "log").open("ab") as log, conversation.starting() as register:
+        process = subprocess.Popen(
+            job.command(verb, settings, out),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=job.release,
+            env=job.environment(work, JOB_MARK, name),
+            start_new_session=True,
+            **popen_options(job.account),
+        )
+        registered = register(lambda: _kill(process.pid, name))
+    tail = Tail(lambda _: folder / "log")
+    try:
+        overdue = _wait(conversation, process, tail, timeout_s)
+    finally:
+        _kill(process.pid, name)
+        process.wait()
+        conversation.settle(registered)
+    for block in tail.read():
+        conversation.data(block)
+    code = process.returncode
+    kills = (cgroup.oom_kills() or 0) - kills_before
+    return Ending(None if code < 0 else code, -code if code < 0 else None, overdue, kills)
+
+
+def _wait(conversation: Conversation, process: "subprocess.Popen[bytes]", tail: Tail, timeout_s: float) -> bool:
+    """Streams the output until the process has ended (False) or its time is over (True)."""
+    until = time.monotonic() + timeout_s
+    asked_for_stacks = False
+    while process.poll() is None:
+        for block in tail.read():
+            conversation.data(block)
+        if time.monotonic() > until:
+            if asked_for_stacks:
+                return True
+            # the contract: SIGUSR1 prints the stack of every thread; a hang then shows where
+            os.kill(process.pid, signal.SIGUSR1)
+            asked_for_stacks, until = True, time.monotonic() + _STACK_TIME_S
+        time.sleep(POLL_S)
+    return asked_for_stacks
+
+
+def _kill(leader: int, name: str) -> None:
+    signal_group(leader, signal.SIGKILL)
+    kill_marked(JOB_MARK, name)

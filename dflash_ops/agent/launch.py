@@ -1,0 +1,209 @@
+"""Launching a run: the gate, the run's folder, and a supervisor that outlives this conversation."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from .arguments import Arguments
+from .conversation import Conversation
+from .devices import search_path
+from .errors import AgentError, ExitCode
+from .facts import can_start_units
+from .files import exclusive, read_json, tail_lines, write_json
+from .gate import NO_LIMIT, allow_launch
+from .jobs import Job
+from .processes import RUN_MARK, ProcessId, boot_id, kill_marked
+from .runs import RunFolder, RunState, refuse_if_busy
+from .verdicts import Binding, Verdict
+from .workdir import WorkDir
+
+DEFAULT_GRACE_S = 120.0
+_START_TIME_S = 30.0
+_STOP_SLACK_S = 60
+
+
+def op_free(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
+    """Whether a launch would find its devices free; AgentError `busy` names the run that has one."""
+    devices = Job.from_arguments(conversation.work, args).devices.names
+    refuse_if_busy(conversation.work, devices)
+    return {"devices": devices}
+
+
+def op_launch(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
+    work = conversation.work
+    conversation.lock.refuse_if_taken()
+    job, run, reason = Job.from_arguments(work, args), args.new_run(), args.optional_text("reason")
+    grace_s, max_age_s = args.seconds("grace_s", DEFAULT_GRACE_S), args.seconds("max_age_s", NO_LIMIT)
+    refuse_if_busy(work, job.devices.names)
+    binding, verdict = allow_launch(work, job, max_age_s, reason)
+    with exclusive(work.guard):
+        refuse_if_busy(work, job.devices.names)
+        folder = _begin(work, job, run, binding=binding, verdict=verdict, reason=reason, grace_s=grace_s)
+    work.record("launch", run=run, release=job.digest, devices=job.devices.names, skipped_canary=reason)
+    unit = _start_supervisor(conversation, folder, grace_s)
+    return {"run": run, "unit": unit, "pid": _wait_for_job(folder)}
+
+
+def _begin(
+    work: WorkDir,
+    job: Job,
+    run: str,
+    *,
+    binding: Binding,
+    verdict: Optional[Verdict],
+    reason: Optional[str],
+    grace_s: float,
+) -> RunFolder:
+    """Makes runs/<run>/ with all that the supervisor and every later reader need; run.json comes last."""
+    folder = RunFolder(work.runs / run)
+    try:
+        folder.path.mkdir(mode=0o700)
+    except FileExistsError:
+        raise AgentError(
+            "run_exists", f"there is a run {run!r} already", str(work.runs), "choose another name", ExitCode.RUN_FAILED
+        ) from None
+    folder.log_file(0).parent.mkdir(mode=0o700)
+    folder.out.mkdir(mode=0o700)
+    settings = folder.path / "settings.json"
+    write_json(settings, job.contract_settings(work, run))
+    job.open_to_account(work, folder.path, settings, folder.out)
+    if verdict is not None:
+        write_json(folder.path / "verdict.json", verdict.to_json())
+    # until the supervisor has written its own, the run lives as long as the agent that starts it
+    agent = ProcessId.of(os.getpid())
+    state = {"v": 1, "boot_id": boot_id(), "supervisor": agent.to_json() if agent else None, "job": None}
+    write_json(folder.state_file, state)
+    account = job.account
+    record = {
+        "v": 1,
+        "run": run,
+        "release": job.digest,
+        "module": job.module,
+        "python": job.python,
+        "command": job.command("run", settings, folder.out),
+        "cwd": str(job.release),
+        "environment": job.environment(work, RUN_MARK, run),
+        "user": None if account is None else account.name,
+        "devices": job.devices.names,
+        "binding": asdict(binding),
+        "verdict": None if verdict is None else verdict.digest,
+        "skipped_canary": reason,
+        "playbook": job.playbook,
+        "grace_s": grace_s,
+        "unit": f"dflash-ops-{run}" if can_start_units() else None,
+        "started": time.time(),
+    }
+    write_json(folder.path / "run.json", record)
+    return folder
+
+
+def _start_supervisor(conversation: Conversation, folder: RunFolder, grace_s: float) -> Optional[str]:
+    """Starts it as a systemd unit, or detached where that cannot be; the unit's name or None."""
+    command = [sys.executable, "-I", conversation.agent_file, "supervise", str(folder.path)]
+    record = folder.record()
+    unit: Optional[str] = record["unit"]
+    if unit is not None:
+        properties = {
+            "Type": "exec",
+            # SIGTERM reaches the supervisor alone; it asks the trainer's main process for a checkpoint
+            "KillMode": "mixed",
+            "TimeoutStopSec": str(int(grace_s) + _STOP_SLACK_S),
+            # an out-of-memory kill of the job must not take the supervisor, which reports it
+            "OOMPolicy": "continue",
+        }
+        options = [f"--property={name}={value}" for name, value in properties.items()]
+        problem = _run_quietly(["systemd-run", "--quiet", f"--unit={unit}", *options, "--", *command])
+        if problem is None:
+            return unit
+        # systemd is there but cannot be asked (no bus in small containers): detached works there too
+        conversation.work.record("no_unit", run=folder.run, reason=problem)
+        write_json(folder.path / "run.json", {**record, "unit": None})
+    problem = _run_quietly([*command, "--detach"])
+    if problem is not None:
+        raise _could_not_start(folder, problem)
+    return None
+
+
+def _run_quietly(command: List[str]) -> Optional[str]:
+    """Runs a command that returns at once; None, or why it failed."""
+    environment = {"PATH": search_path(), "LANG": "C.UTF-8"}
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environment,
+            cwd="/",
+            timeout=_START_TIME_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return None if done.returncode == 0 else (done.stderr.strip() or f"exit code {done.returncode}")
+
+
+def _wait_for_job(folder: RunFolder) -> int:
+    """The pid of the run's main process once it is started; AgentError `start` with the reason otherwise."""
+    until = time.monotonic() + _START_TIME_S
+    while time.monotonic() < until:
+        ended = read_json(folder.exit_file)
+        if ended is not None and ended.get("error"):
+            raise _could_not_start(folder, ended["error"])
+        job = ProcessId.from_json((read_json(folder.state_file) or {}).get("job"))
+        if job is not None:
+            return job.pid
+        time.sleep(0.02)
+    raise _could_not_start(folder, f"its supervisor did not start it within {_START_TIME_S:g} s")
+
+
+def _could_not_start(folder: RunFolder, why: str) -> AgentError:
+    """Ends what has begun, so that nothing of it comes up later, and says why."""
+    supervisor = folder.supervisor()
+    if supervisor is not None and supervisor.pid != os.getpid():
+        supervisor.send(9)
+    kill_marked(RUN_MARK, folder.run)
+    if not folder.exit_file.exists():
+        write_exit(folder, RunState.FAILED, error=why)
+    evidence = tail_lines(folder.path / "supervisor.log")
+    return AgentError(
+        "start",
+        f"run {folder.run} could not start: {why}",
+        "supervisor of the host",
+        "look at the evidence, then deploy again",
+        ExitCode.RUN_FAILED,
+        evidence,
+    )
+
+
+def write_exit(
+    folder: RunFolder,
+    state: RunState,
+    *,
+    code: Optional[int] = None,
+    signal: Optional[int] = None,
+    oom_kill: int = 0,
+    forced: bool = False,
+    error: Optional[str] = None,
+) -> None:
+    """The last word on a run. `error` is set only where the job was never started."""
+    value = {
+        "v": 1,
+        "code": code,
+        "signal": signal,
+        "state": state.value,
+        "ended": time.time(),
+        "oom_kill": oom_kill,
+        "forced": forced,
+        "error": error,
+    }
+    write_json(folder.exit_file, value)
+    work = WorkDir(Path(folder.path).parent.parent)
+    work.record("exit", run=folder.run, state=state.value, code=code, signal=signal)

@@ -1,0 +1,129 @@
+"""Processes by what does not lie: pid with start time, boot id, and a mark in the environment."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+RUN_MARK = "DFLASH_OPS_RUN"
+JOB_MARK = "DFLASH_OPS_JOB"
+_PR_SET_CHILD_SUBREAPER = 36
+_DEAD_STATES = ("Z", "X")
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def boottime_s() -> float:
+    """Seconds since boot, sleep included: it cannot be set back."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _stat_fields(pid: int) -> Optional[List[str]]:
+    """Fields of /proc/PID/stat from field 3 (state) on; the name before may hold spaces and brackets."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def start_time(pid: int) -> Optional[int]:
+    """Field 22 of /proc/PID/stat (clock ticks after boot); None when the process is gone or a zombie."""
+    fields = _stat_fields(pid)
+    if fields is None or fields[0] in _DEAD_STATES:
+        return None
+    return int(fields[19])
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process that cannot be mistaken for a later one with the same pid (within one boot)."""
+
+    pid: int
+    start: int
+
+    @classmethod
+    def of(cls, pid: int) -> "Optional[ProcessId]":
+        start = start_time(pid)
+        return None if start is None else cls(pid, start)
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Optional[ProcessId]":
+        if not isinstance(value, dict) or not isinstance(value.get("pid"), int):
+            return None
+        return cls(value["pid"], int(value.get("start", -1)))
+
+    def to_json(self) -> Dict[str, int]:
+        return {"pid": self.pid, "start": self.start}
+
+    @property
+    def alive(self) -> bool:
+        return start_time(self.pid) == self.start
+
+    def send(self, number: int) -> None:
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+def _pids() -> List[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def marked(mark: str, value: str) -> List[int]:
+    """Pids of living processes whose start environment holds `mark=value`; only those we may look into."""
+    wanted = f"{mark}={value}".encode()
+    found = []
+    for pid in _pids():
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if wanted in environment.split(b"\0") and start_time(pid) is not None:
+            found.append(pid)
+    return found
+
+
+def children_of(parent: int) -> List[int]:
+    """Pids whose parent is `parent`, zombies left out."""
+    found = []
+    for pid in _pids():
+        fields = _stat_fields(pid)
+        if fields is not None and fields[0] not in _DEAD_STATES and int(fields[1]) == parent:
+            found.append(pid)
+    return found
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Signals the process group that `pid` leads; a group that is gone is no error."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def kill_marked(mark: str, value: str, *, patience_s: float = 5.0) -> List[int]:
+    """Kills every process with that mark until none is left; the pids that would not die in time."""
+    until = time.monotonic() + patience_s
+    while True:
+        pids = [pid for pid in marked(mark, value) if pid != os.getpid()]
+        if not pids or time.monotonic() > until:
+            return pids
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children, so that it can find and reap them (prctl(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(number)}")

@@ -1,0 +1,192 @@
+"""The host's Pythons: finding one, what is installed in it, and whether a release compiles under it."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from .accounts import Account, find_account, own_home, popen_options
+from .arguments import Arguments
+from .conversation import Conversation
+from .devices import search_path
+from .errors import AgentError, ExitCode
+from .files import digest_of
+from .releases import find_release
+from .workdir import SYSTEM_PATH
+
+_PROBE = """
+import sys
+del sys.path[0]
+import importlib.metadata, json, platform
+found = {}
+for item in importlib.metadata.distributions():
+    name = item.metadata["Name"]
+    if name and item.version:
+        found.setdefault(name.lower().replace("_", "-").replace(".", "-"), item.version)
+print(json.dumps([platform.python_version(), sys.executable, found]))
+"""
+
+_COMPILE = """
+import json, os, py_compile, sys
+bad, count = [], 0
+for folder, folders, names in os.walk(sys.argv[1]):
+    folders.sort()
+    for name in sorted(names):
+        if name.endswith(".py"):
+            count += 1
+            path = os.path.join(folder, name)
+            try:
+                py_compile.compile(path, doraise=True)
+            except py_compile.PyCompileError as error:
+                cause = error.exc_value
+                bad.append({"path": os.path.relpath(path, sys.argv[1]), "line": getattr(cause, "lineno", None),
+                            "message": getattr(cause, "msg", None) or str(cause)})
+print(json.dumps([count, bad]))
+"""
+_USUAL_PLACES = ("/opt/*/bin/python3", "/opt/*/*/bin/python3", "~/*/bin/python3", "~/.*/bin/python3")
+_TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What is installed in a Python: `digest` is the sha256 over version and packages."""
+
+    version: str
+    executable: str
+    packages: Dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        return digest_of({"version": self.version, "packages": self.packages})
+
+
+def find_python(asked: str) -> str:
+    """The absolute path of a Python given as a path, a `~` path or a bare name; AgentError `python_missing`.
+
+    Links are kept as they are: a virtual environment is recognised by the path that it was started with.
+    """
+    if "/" in asked:
+        path = os.path.abspath(os.path.expanduser(asked))
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    else:
+        found = shutil.which(asked, path=search_path())
+        if found is not None:
+            return os.path.abspath(found)
+    there = _candidates()
+    raise AgentError(
+        "python_missing",
+        f"there is no Python at {asked!r}",
+        "python of the host",
+        f"set `python` to one of: {', '.join(there)}" if there else "install Python there, then set `python`",
+        ExitCode.BLOCKED,
+        there,
+    )
+
+
+def _candidates() -> List[str]:
+    names = ["python3", *(f"python3.{minor}" for minor in range(14, 8, -1))]
+    found = [shutil.which(name, path=search_path()) for name in names]
+    for pattern in _USUAL_PLACES:
+        found += sorted(glob.glob(os.path.expanduser(pattern)))
+    seen = dict.fromkeys(path for path in found if path is not None and os.access(path, os.X_OK))
+    return list(seen)[:20]
+
+
+def base_environment(python: str, account: Optional[Account]) -> Dict[str, str]:
+    """The explicit environment of everything that runs under the host's Python: never the node's own.
+
+    A container's `pct exec` brings the whole environment of the node with it, secrets too.
+    """
+    values = {
+        "PATH": f"{os.path.dirname(python)}:{SYSTEM_PATH}",
+        "HOME": own_home() if account is None else account.home,
+        "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
+    }
+    for name in ("TMPDIR", "LD_LIBRARY_PATH"):
+        if os.environ.get(name):
+            values[name] = os.environ[name]
+    return values
+
+
+def _ask(
+    command: List[str], python: str, account: Optional[Account], purpose: str
+) -> "subprocess.CompletedProcess[str]":
+    """Runs a short program of ours under the host's Python; its last line of output is the answer."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            cwd="/",
+            env=base_environment(python, account),
+            timeout=_TIMEOUT_S,
+            check=False,
+            **popen_options(account),
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise _broken(python, purpose, str(error), None) from error
+    if done.returncode != 0 or not done.stdout.strip():
+        lines = done.stderr.splitlines()[-20:]
+        raise _broken(python, purpose, lines[-1] if lines else f"exit code {done.returncode}", lines)
+    return done
+
+
+def _broken(python: str, purpose: str, why: str, evidence: Optional[List[str]]) -> AgentError:
+    return AgentError(
+        "python_broken",
+        f"{python} could not {purpose}: {why}",
+        "python of the host",
+        "repair it or name another in `python`",
+        ExitCode.BLOCKED,
+        evidence,
+    )
+
+
+def probe(python: str, account: Optional[Account] = None) -> Environment:
+    """What a job that runs under this Python and account would find installed."""
+    done = _ask([python, "-c", _PROBE], python, account, "list its packages")
+    version, executable, packages = json.loads(done.stdout.splitlines()[-1])
+    return Environment(version, executable, dict(sorted(packages.items())))
+
+
+def op_probe(_: Conversation, args: Arguments) -> Dict[str, Any]:
+    account = find_account(args.optional_text("user"))
+    found = probe(find_python(args.text("python")), account)
+    return {
+        "version": found.version,
+        "executable": found.executable,
+        "packages": found.packages,
+        "digest": found.digest,
+    }
+
+
+def op_syntax(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
+    work, digest = conversation.work, args.digest()
+    release = find_release(work, digest)
+    python = find_python(args.text("python"))
+    caches: Path = work.pycache / digest
+    caches.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # -I would ignore PYTHONPYCACHEPREFIX
+    command = [python, "-I", "-X", f"pycache_prefix={caches}", "-c", _COMPILE, str(release)]
+    count, bad = json.loads(_ask(command, python, None, "compile the release").stdout.splitlines()[-1])
+    if bad:
+        first = bad[0]
+        raise AgentError(
+            "syntax",
+            f"{len(bad)} of {count} files do not compile under {python}: {first['message']}",
+            f"{first['path']}, line {first['line']}",
+            "correct the file, or choose a newer python for this host",
+            ExitCode.REFUSED,
+            bad,
+        )
+    return {"files": count}

@@ -1,0 +1,232 @@
+"""Staging a release (unpacked, verified, read-only) and making it the current one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tarfile
+import zlib
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional
+
+from .arguments import Arguments
+from .conversation import Conversation
+from .errors import AgentError, ExitCode
+from .files import CHUNK, fsync_folder, remove_tree, sha256_file
+from .manifest import NAME, BadTree, Entry, parents_of, parse_manifest, tree_digest
+from .workdir import WorkDir
+
+_MANIFEST_LIMIT = 64 * 1024 * 1024
+
+
+def find_release(work: WorkDir, digest: str) -> Path:
+    """The folder of a staged release."""
+    path = work.release(digest)
+    if not path.is_dir():
+        raise AgentError(
+            "unknown_release",
+            f"release {digest[:12]}… is not on this host",
+            "releases of the host",
+            "stage it first: dflash-ops deploy",
+            ExitCode.USAGE,
+        )
+    return path
+
+
+def staged_releases(work: WorkDir) -> List[str]:
+    """Digests of the releases on this host, whole ones only."""
+    return sorted(path.name for path in work.releases.iterdir() if path.is_dir() and path.suffix == "")
+
+
+def damage(path: Path, digest: str) -> Optional[str]:
+    """Why the tree is not the release `digest` any more; None when it is."""
+    try:
+        actual = tree_digest(path)
+    except BadTree as error:
+        return str(error)
+    return None if actual == digest else "its files were changed after they were staged"
+
+
+def op_stage(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
+    """Takes the archive of a release, from the client or from a file that it put here, unless it is here already."""
+    work, digest, size = conversation.work, args.digest(), args.size("size")
+    conversation.lock.refuse_if_taken()
+    given = args.optional_text("path")
+    try:
+        release = work.release(digest)
+        if release.is_dir() and damage(release, digest) is None:
+            conversation.event("need", bytes=0)
+            return {"sent": False, "digest": digest}
+        sent = _receive(conversation, digest, size, None if given is None else Path(given))
+        work.record("stage", release=digest, bytes=sent)
+        return {"sent": sent > 0, "digest": digest}
+    finally:
+        if given is not None:
+            Path(given).unlink(missing_ok=True)
+
+
+def _receive(conversation: Conversation, digest: str, size: int, given: Optional[Path]) -> int:
+    """Archive to `<digest>.part`, and that to its name; the bytes that came over the wire."""
+    release = conversation.work.release(digest)
+    part, archive = release.with_name(f"{digest}.part"), release.with_name(f"{digest}.tgz")
+    needed = size
+    try:
+        remove_tree(part)
+        remove_tree(archive)
+        if given is None:
+            _check_space(release.parent, size)
+            conversation.event("need", bytes=size)
+            _write_archive(archive, conversation.upload(size))
+        else:
+            conversation.event("need", bytes=0)
+            archive = given
+        with tarfile.open(archive, "r:gz") as tar:
+            entries = _read_manifest(tar, digest)
+            needed = sum(entry.size for entry in entries.values())
+            _check_space(release.parent, needed)
+            _unpack(tar, entries, part)
+        # a damaged tree of the same name makes room; processes that still use it keep their files
+        if release.exists():
+            aside = release.with_name(f"{digest}.damaged")
+            remove_tree(aside)
+            release.rename(aside)
+            remove_tree(aside)
+        part.rename(release)
+        fsync_folder(release.parent)
+    except (tarfile.TarError, zlib.error, EOFError, BadTree) as error:
+        raise AgentError(
+            "archive",
+            f"the archive is refused: {error}",
+            f"release {digest[:12]}…",
+            "build and send it again",
+            ExitCode.REFUSED,
+        ) from error
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and given is not None and not given.exists():
+            raise AgentError(
+                "archive", f"there is no file {given}", "release to stage", "push it again", ExitCode.TRANSPORT
+            ) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _disk_full(release.parent, needed) from error
+        if error.errno is None:  # gzip.BadGzipFile
+            raise AgentError(
+                "archive",
+                f"the archive is refused: {error}",
+                f"release {digest[:12]}…",
+                "build and send it again",
+                ExitCode.REFUSED,
+            ) from error
+        raise
+    finally:
+        remove_tree(part)
+        remove_tree(release.with_name(f"{digest}.tgz"))
+    return size if given is None else 0
+
+
+def _free_bytes(folder: Path) -> int:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    if _free_bytes(folder) < needed:
+        raise _disk_full(folder, needed)
+
+
+def _disk_full(folder: Path, needed: int) -> AgentError:
+    return AgentError(
+        "disk_full",
+        f"no space for the release: {_free_bytes(folder)} bytes free, {needed} needed",
+        str(folder),
+        "make room there, or choose another work directory",
+        ExitCode.BLOCKED,
+    )
+
+
+def _write_archive(path: Path, blocks: Iterator[bytes]) -> None:
+    with path.open("xb") as file:
+        for block in blocks:
+            file.write(block)
+
+
+def _read_manifest(tar: tarfile.TarFile, digest: str) -> Dict[str, Entry]:
+    for member in tar:
+        if member.name == NAME:
+            file = tar.extractfile(member) if member.isreg() and member.size <= _MANIFEST_LIMIT else None
+            if file is None:
+                raise BadTree(f"{NAME} is not a regular file of a sensible size")
+            return parse_manifest(file.read(), digest)
+    raise BadTree(f"there is no {NAME} at its root")
+
+
+def _unpack(tar: tarfile.TarFile, entries: Dict[str, Entry], part: Path) -> None:
+    """Writes exactly the listed files, each verified, durable and read-only."""
+    folders = parents_of(entries)
+    part.mkdir(mode=0o700)
+    for folder in sorted(folders):
+        (part / folder).mkdir(mode=0o700)
+    missing = set(entries)
+    seen_manifest = False
+    for member in tar:
+        if member.isdir() and member.name.rstrip("/") in folders:
+            continue
+        if member.name == NAME and not seen_manifest:
+            seen_manifest = True
+            _write_file(tar, member, part / NAME, 0o444)
+            continue
+        if not member.isreg():
+            raise BadTree(f"{member.name!r} is not a regular file")
+        if member.name not in missing:
+            raise BadTree(f"{member.name!r} is not in {NAME}, or is there twice")
+        missing.discard(member.name)
+        entry = entries[member.name]
+        if member.size != entry.size or member.mode & 0o777 != entry.mode:
+            raise BadTree(f"{entry.path}: size or mode is not what {NAME} says")
+        target = part / entry.path
+        _write_file(tar, member, target, entry.staged_mode)
+        if sha256_file(target) != entry.sha256:
+            raise BadTree(f"{entry.path}: sha256 is not what {NAME} says")
+    if missing:
+        raise BadTree(f"{min(missing)!r} is missing")
+    for folder in [*sorted(folders, reverse=True), "."]:
+        fsync_folder(part / folder)
+        (part / folder).chmod(0o555)
+
+
+def _write_file(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path, mode: int) -> None:
+    source = tar.extractfile(member)
+    if source is None:
+        raise BadTree(f"{member.name!r} has no content")
+    with path.open("xb") as file:
+        shutil.copyfileobj(source, file, CHUNK)
+        os.fchmod(file.fileno(), mode)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def op_activate(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
+    """`current` becomes this release, `previous` what was current before."""
+    work, digest = conversation.work, args.digest()
+    conversation.lock.refuse_if_taken()
+    find_release(work, digest)
+    before = _linked(work.root / "current")
+    if before != digest:
+        if before is not None:
+            _flip(work.root / "previous", before)
+        _flip(work.root / "current", digest)
+        fsync_folder(work.root)
+        work.record("activate", release=digest, previous=before)
+    return {"current": digest, "previous": _linked(work.root / "previous")}
+
+
+def _linked(link: Path) -> Optional[str]:
+    return Path(os.readlink(link)).name if link.is_symlink() else None
+
+
+def _flip(link: Path, digest: str) -> None:
+    """rename(2) replaces a link in one step: nobody sees it missing."""
+    new = link.with_name(f".{link.name}.{os.getpid()}")
+    new.unlink(missing_ok=True)
+    new.symlink_to(Path("releases") / digest)
+    new.replace(link)

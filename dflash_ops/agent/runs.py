@@ -1,0 +1,174 @@
+"""Runs as they lie on the disk: what state each is in, and which devices are taken."""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from .arguments import Arguments
+from .conversation import Conversation
+from .errors import AgentError, ExitCode
+from .files import read_json, tail_lines
+from .processes import RUN_MARK, ProcessId, boot_id, marked
+from .workdir import WorkDir
+
+
+class RunState(str, enum.Enum):
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    STOPPED = "STOPPED"
+    OOM = "OOM"
+    LOST = "LOST"
+
+
+_EVIDENCE_STATES = (RunState.FAILED, RunState.OOM, RunState.LOST)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """runs/<run>/ and what is written there; nothing is remembered between two questions."""
+
+    path: Path
+
+    @property
+    def run(self) -> str:
+        return self.path.name
+
+    @property
+    def out(self) -> Path:
+        return self.path / "out"
+
+    @property
+    def metrics(self) -> Path:
+        return self.out / "metrics.ndjson"
+
+    def log_file(self, generation: int) -> Path:
+        return self.path / "log" / f"{generation:06d}.log"
+
+    @property
+    def stop_file(self) -> Path:
+        return self.path / "stop.json"
+
+    @property
+    def state_file(self) -> Path:
+        return self.path / "state.json"
+
+    @property
+    def exit_file(self) -> Path:
+        return self.path / "exit.json"
+
+    def record(self) -> Dict[str, Any]:
+        """run.json; empty when the run was never begun."""
+        return read_json(self.path / "run.json") or {}
+
+    def supervisor(self) -> Optional[ProcessId]:
+        """The supervisor's process, if it lives in this boot."""
+        state = read_json(self.state_file) or {}
+        process = ProcessId.from_json(state.get("supervisor"))
+        return process if process is not None and state.get("boot_id") == boot_id() and process.alive else None
+
+    def state(self) -> RunState:
+        supervised = self.supervisor() is not None
+        # read after the look at the supervisor: it writes exit.json before it goes
+        ended = read_json(self.exit_file)
+        if ended is not None:
+            return RunState(ended["state"])
+        return RunState.RUNNING if supervised else RunState.LOST
+
+    def processes(self) -> List[int]:
+        """Pids of all that lives and was started for this run."""
+        return marked(RUN_MARK, self.run)
+
+    def summary(self) -> Dict[str, Any]:
+        """What `status` says of a run; `evidence` is the end of the log where a run ended badly."""
+        record, state = self.record(), self.state()
+        ended = read_json(self.exit_file)
+        job = (read_json(self.state_file) or {}).get("job") or {}
+        log = sorted((self.path / "log").glob("*.log"))
+        return {
+            "run": self.run,
+            "state": state.value,
+            "release": record.get("release"),
+            "started": record.get("started"),
+            "ended": None if ended is None else ended["ended"],
+            "exit": ended,
+            "pid": job.get("pid"),
+            "unit": record.get("unit"),
+            "user": record.get("user"),
+            "devices": record.get("devices", []),
+            "playbook": record.get("playbook"),
+            "skipped_canary": record.get("skipped_canary"),
+            "last": self._last_step(),
+            "evidence": tail_lines(log[-1]) if log and state in _EVIDENCE_STATES else None,
+        }
+
+    def _last_step(self) -> Optional[Dict[str, Any]]:
+        for line in reversed(tail_lines(self.metrics, 1000)):
+            try:
+                value = json.loads(line)
+            except ValueError:  # the line that is being written, or was cut off by the limit
+                continue
+            if isinstance(value, dict) and value.get("kind") == "step":
+                return value
+        return None
+
+
+def all_runs(work: WorkDir) -> List[RunFolder]:
+    """Every run that was begun, newest first."""
+    begun = []
+    for path in work.runs.iterdir():
+        folder = RunFolder(path)
+        record = folder.record()
+        if record:
+            begun.append((float(record["started"]), path.name, folder))
+    return [folder for _, _, folder in sorted(begun, key=lambda item: item[:2], reverse=True)]
+
+
+def find_run(work: WorkDir, run: Optional[str]) -> RunFolder:
+    """The run of that name, or the latest; AgentError `unknown_run`."""
+    runs = all_runs(work)
+    for folder in runs:
+        if run is None or folder.run == run:
+            return folder
+    names = [folder.run for folder in runs[:10]]
+    raise AgentError(
+        "unknown_run",
+        "nothing has run on this host yet" if run is None else f"there is no run {run!r} on this host",
+        str(work.runs),
+        f"choose one of: {', '.join(names)}" if names else "start one: dflash-ops deploy",
+        ExitCode.USAGE,
+        names,
+    )
+
+
+def refuse_if_busy(work: WorkDir, devices: Sequence[str]) -> None:
+    """AgentError `busy` when a run, also a lost one whose processes live on, uses one of the devices."""
+    for folder in all_runs(work):
+        shared = sorted(set(devices) & set(folder.record().get("devices", [])))
+        if not shared:
+            continue
+        state = folder.state()
+        left = folder.processes() if state is RunState.LOST else []
+        if state is not RunState.RUNNING and not left:
+            continue
+        how = "is running" if state is RunState.RUNNING else f"has lost its supervisor, but its processes {left} live"
+        raise AgentError(
+            "busy",
+            f"run {folder.run} {how} on {', '.join(shared)}",
+            "devices of the host",
+            f"wait for it, stop it (dflash-ops stop {folder.run}), or choose other GPUs",
+            ExitCode.RUN_FAILED,
+            folder.summary(),
+        )
+
+
+def op_runs(conversation: Conversation, _: Arguments) -> Dict[str, Any]:
+    return {"runs": [folder.summary() for folder in all_runs(conversation.work)]}
+
+
+def op_status(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
+    return find_run(conversation.work, args.optional_run()).summary()

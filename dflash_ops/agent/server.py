@@ -1,0 +1,138 @@
+"""`serve NONCE WORKDIR`: one conversation with one client, on the standard streams."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import traceback
+from pathlib import Path
+from typing import Any, Callable, Dict, NoReturn
+
+from .arguments import Arguments
+from .bootstrap import READY
+from .canary import op_canary
+from .collect import op_files, op_read
+from .contract import op_check, op_prepare
+from .conversation import Conversation
+from .errors import AgentError, ClientGone, ExitCode
+from .facts import op_facts
+from .follow import op_follow
+from .gate import op_verdict
+from .launch import op_free, op_launch
+from .pythons import op_probe, op_syntax
+from .releases import op_activate, op_stage
+from .runs import op_runs, op_status
+from .stop import op_stop
+from .workdir import WorkDir
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def op_lock(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
+    conversation.take_lock(args.text("owner"), args.text("command"))
+    return {}
+
+
+Operation = Callable[[Conversation, Arguments], Any]
+OPERATIONS: Dict[str, Operation] = {
+    "facts": op_facts,
+    "probe": op_probe,
+    "lock": op_lock,
+    "stage": op_stage,
+    "syntax": op_syntax,
+    "activate": op_activate,
+    "check": op_check,
+    "prepare": op_prepare,
+    "canary": op_canary,
+    "verdict": op_verdict,
+    "free": op_free,
+    "launch": op_launch,
+    "runs": op_runs,
+    "status": op_status,
+    "follow": op_follow,
+    "stop": op_stop,
+    "files": op_files,
+    "read": op_read,
+}
+
+
+def serve(nonce: str, workdir: str, beat_s: float, agent_file: str) -> NoReturn:
+    """Talks until the client is gone; ends only through Conversation.close."""
+    # from here on nothing but frames reaches the client, and nothing that is started inherits its streams
+    source, sink = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    os.write(sink, f"\n{READY} {nonce}\n".encode())
+    conversation = Conversation(source, sink, WorkDir.open(workdir), beat_s, agent_file)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, _closer(conversation))
+    conversation.start_threads()
+    try:
+        while True:
+            _answer(conversation)
+    except ClientGone as gone:
+        conversation.close(str(gone))
+    raise AssertionError("close does not return")
+
+
+def _closer(conversation: Conversation) -> "Callable[[int, object], None]":
+    """A signal handler; in a thread of its own, since the main thread may hold what closing needs."""
+
+    def handle(number: int, _: object) -> None:
+        reason = f"the agent got {signal.Signals(number).name}"
+        threading.Thread(target=conversation.close, args=(reason,), daemon=True).start()
+
+    return handle
+
+
+def _answer(conversation: Conversation) -> None:
+    try:
+        request = conversation.next_request()
+        conversation.answer(_result(conversation, request))
+    except AgentError as error:
+        conversation.refuse(error)
+    except OSError as error:
+        conversation.refuse(_host_error(error, conversation.work.root))
+    except ClientGone:
+        raise
+    except Exception as error:  # a fault of ours ends the request, not the conversation
+        conversation.refuse(
+            AgentError(
+                "internal",
+                f"the agent has a fault: {type(error).__name__}: {error}",
+                "agent on the host",
+                "report it with the evidence",
+                ExitCode.TRANSPORT,
+                traceback.format_exc().splitlines(),
+            )
+        )
+
+
+def _result(conversation: Conversation, request: Dict[str, Any]) -> Any:
+    name = str(request.get("op"))
+    operation = OPERATIONS.get(name)
+    if operation is None:
+        raise AgentError(
+            "request", f"there is no operation {name!r}", "request", f"one of: {', '.join(OPERATIONS)}", ExitCode.USAGE
+        )
+    return operation(conversation, Arguments(name, request))
+
+
+def _host_error(error: OSError, root: Path) -> AgentError:
+    where = str(error.filename or root)
+    if error.errno in _FULL:
+        status = os.statvfs(root)
+        free = status.f_bavail * status.f_frsize
+        return AgentError(
+            "disk_full", f"no space left on the host: {free} bytes free", where, "make room there", ExitCode.BLOCKED
+        )
+    return AgentError(
+        "host",
+        f"the host refused: {error.strerror or error}",
+        where,
+        "check the work directory and its rights",
+        ExitCode.BLOCKED,
+    )

@@ -1,0 +1,57 @@
+"""Stopping a run: ask, wait for its checkpoint, and prove that nothing of it is left."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from typing import Any, Dict
+
+from .arguments import Arguments
+from .conversation import Conversation
+from .devices import search_path
+from .files import write_json
+from .follow import POLL_S
+from .launch import DEFAULT_GRACE_S
+from .processes import RUN_MARK, kill_marked
+from .runs import RunFolder, RunState, find_run
+
+SLACK_S = 15.0
+
+
+def op_stop(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
+    """Events `phase`: asked, then killed if it took that, and verified. `remaining` holds what would not die."""
+    folder = find_run(conversation.work, args.optional_run())
+    grace_s = args.seconds("grace_s", float(folder.record().get("grace_s", DEFAULT_GRACE_S)))
+    if folder.state() is RunState.RUNNING:
+        write_json(folder.stop_file, {"v": 1, "time": time.time(), "grace_s": grace_s})
+        conversation.work.record("stop", run=folder.run, grace_s=grace_s)
+        conversation.event("phase", phase="asked", what=f"asked for a checkpoint, {grace_s:g} s to write it")
+        _wait(folder, grace_s + SLACK_S)
+    if folder.state() is RunState.RUNNING:
+        # it had time enough to do this itself
+        supervisor = folder.supervisor()
+        if supervisor is not None:
+            supervisor.send(signal.SIGKILL)
+    if folder.processes():
+        conversation.event("phase", phase="killed", what="killed what its supervisor did not")
+    remaining = kill_marked(RUN_MARK, folder.run)
+    if folder.state() is RunState.LOST:
+        _forget_unit(folder)
+    conversation.event("phase", phase="verified", what=f"{len(remaining)} processes of the run are left")
+    return {**folder.summary(), "remaining": remaining}
+
+
+def _wait(folder: RunFolder, patience_s: float) -> None:
+    until = time.monotonic() + patience_s
+    while folder.state() is RunState.RUNNING and time.monotonic() < until:
+        time.sleep(POLL_S)
+
+
+def _forget_unit(folder: RunFolder) -> None:
+    """The unit of a lost supervisor stays behind as failed; once stopped, nobody needs it."""
+    unit, program = folder.record().get("unit"), shutil.which("systemctl", path=search_path())
+    if unit is not None and program is not None:
+        command = [program, "reset-failed", f"{unit}.service"]
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False)

@@ -1,0 +1,200 @@
+"""`supervise RUN_DIR`: starts a run's job, outlives every client, and has the last word in exit.json."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Optional
+
+from . import cgroup
+from .accounts import find_account, popen_options
+from .errors import AgentError
+from .files import read_json, write_json
+from .launch import write_exit
+from .processes import ProcessId, become_subreaper, boot_id, boottime_s, children_of, signal_group
+from .runs import RunFolder, RunState
+
+_LOOK_S = 0.2
+_BEAT_S = 2.0
+_CLEAR_TIME_S = 30.0
+
+
+def end_state(code: Optional[int], number: Optional[int], stop_asked: bool, oom_kills: int) -> RunState:
+    """What an ending means; SIGKILL alone is no proof of running out of memory, a counted kill is."""
+    if code == 0:
+        return RunState.SUCCEEDED
+    if stop_asked:
+        return RunState.STOPPED
+    if number == signal.SIGKILL and oom_kills > 0:
+        return RunState.OOM
+    return RunState.FAILED
+
+
+class Supervisor:
+    """One run, from its start to exit.json. A stop is asked for by stop.json or by SIGTERM to this process."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._record = folder.record()
+        self._pid = 0
+        self._job: Optional[ProcessId] = None
+        self._status: Optional[int] = None
+        self._stop_seen: Any = None
+        self._stop_deadline: Optional[float] = None
+        self._terminated = False
+        self._forced = False
+        self._next_beat = 0.0
+
+    def run(self) -> None:
+        wake = self._listen()
+        become_subreaper()
+        kills_before = cgroup.oom_kills() or 0
+        try:
+            self._start()
+        except (OSError, AgentError, subprocess.SubprocessError) as error:
+            write_exit(self._folder, RunState.FAILED, error=str(error))
+            return
+        while self._status is None:
+            self._beat()
+            self._look_for_stop()
+            self._keep_deadline()
+            if select.select([wake], [], [], _LOOK_S)[0]:
+                os.read(wake, 512)
+            self._reap()
+        self._clear()
+        self._finish(self._status, (cgroup.oom_kills() or 0) - kills_before)
+
+    def _listen(self) -> int:
+        """A file descriptor that becomes readable on SIGCHLD and SIGTERM.
+
+        SIGHUP gets a handler that does nothing: an ignored signal would stay ignored in the job.
+        """
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        return reading
+
+    def _on_sigterm(self, *_: object) -> None:
+        self._terminated = True
+
+    def _start(self) -> None:
+        record = self._record
+        with self._folder.log_file(0).open("ab") as log:
+            process = subprocess.Popen(
+                record["command"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=record["cwd"],
+                env=record["environment"],
+                start_new_session=True,
+                **popen_options(find_account(record["user"])),
+            )
+        # reaped here with everything else, so subprocess must not wait for it
+        self._pid, process.returncode = process.pid, 0
+        self._job = ProcessId.of(self._pid) or ProcessId(self._pid, -1)
+
+    def _beat(self) -> None:
+        if time.monotonic() < self._next_beat:
+            return
+        self._next_beat = time.monotonic() + _BEAT_S
+        me = ProcessId.of(os.getpid())
+        state = {
+            "v": 1,
+            "boot_id": boot_id(),
+            "supervisor": me.to_json() if me else None,
+            "job": self._job.to_json() if self._job else None,
+            "beat": boottime_s(),
+        }
+        # a full disk must not end a run: the next beat may find room
+        try:
+            write_json(self._folder.state_file, state, durable=False)
+        except OSError as error:
+            print(f"state.json: {error}", flush=True)
+
+    def _look_for_stop(self) -> None:
+        asked = read_json(self._folder.stop_file)
+        if asked is not None and asked != self._stop_seen:
+            self._stop_seen = asked
+            self._ask_to_stop(float(asked.get("grace_s", self._record["grace_s"])))
+        if self._terminated and self._stop_deadline is None:
+            self._ask_to_stop(float(self._record["grace_s"]))
+
+    def _ask_to_stop(self, grace_s: float) -> None:
+        """SIGTERM to the main process alone: its workers must live until its checkpoint is written."""
+        self._stop_deadline = time.monotonic() + grace_s
+        os.kill(self._pid, signal.SIGTERM)
+
+    def _keep_deadline(self) -> None:
+        if self._stop_deadline is not None and time.monotonic() > self._stop_deadline and not self._forced:
+            self._forced = True
+            signal_group(self._pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        """Collects every child that has ended: the job, and orphans of its."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._pid:
+                self._status = status
+
+    def _clear(self) -> None:
+        """Kills what the job left behind, so that the devices are free and the log is complete."""
+        until = time.monotonic() + _CLEAR_TIME_S
+        while time.monotonic() < until:
+            # children first, before and after: an orphan comes to us when its parent dies
+            left = set(children_of(os.getpid())) | (set(self._folder.processes()) - {os.getpid()})
+            if not left:
+                return
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.02)
+            self._reap()
+
+    def _finish(self, status: int, oom_kills: int) -> None:
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        state = end_state(code, number, self._stop_deadline is not None, oom_kills)
+        while True:
+            try:
+                write_exit(self._folder, state, code=code, signal=number, oom_kill=oom_kills, forced=self._forced)
+                return
+            except OSError as error:
+                # without exit.json the run would count as lost: wait for room
+                print(f"exit.json: {error}", flush=True)
+                time.sleep(_BEAT_S)
+
+
+def detach() -> None:
+    """Double fork: no session, no terminal and no parent that could take this process along."""
+    if os.fork() != 0:
+        os._exit(0)
+    os.setsid()
+    if os.fork() != 0:
+        os._exit(0)
+
+
+def supervise(path: str, detached: bool) -> int:
+    if detached:
+        detach()
+    folder = RunFolder(Path(path))
+    log = os.open(folder.path / "supervisor.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    Supervisor(folder).run()
+    return 0

@@ -1,0 +1,160 @@
+"""Verdicts: what each is bound to, where it lies, and whether it holds."""
+
+from __future__ import annotations
+
+import enum
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from .errors import AgentError, ExitCode
+from .files import digest_of, read_json, write_json
+from .jobs import Job
+from .processes import boot_id, boottime_s
+from .pythons import probe
+from .releases import damage
+from .workdir import WorkDir
+
+
+class Outcome(str, enum.Enum):
+    PASS = "pass"  # noqa: S105
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+
+
+_WORDS = {
+    "release": "another release",
+    "module": "another trainer module",
+    "environment": "another python or other packages",
+    "workload": "another workload",
+    "devices": "other devices",
+    "driver": "another driver",
+    "boot_id": "an earlier boot",
+}
+
+
+@dataclass(frozen=True)
+class Binding:
+    """All that a verdict depends on, as the agent itself sees it; digests are sha256 in hex."""
+
+    release: str
+    module: str
+    environment: str
+    workload: str
+    devices: List[str]
+    driver: Optional[str]
+    boot_id: str
+
+    @property
+    def digest(self) -> str:
+        return digest_of(asdict(self))
+
+    def differences(self, other: Dict[str, Any]) -> List[str]:
+        """In words, what `other` was bound to instead."""
+        return [words for name, words in _WORDS.items() if other.get(name) != getattr(self, name)]
+
+
+def stamp(job: Job) -> Binding:
+    """The binding of a job now: the staged tree hashed again, the python asked again. AgentError `tampered`."""
+    why = damage(job.release, job.digest)
+    if why is not None:
+        raise AgentError(
+            "tampered",
+            f"release {job.digest[:12]}… is not what was staged: {why}",
+            str(job.release),
+            "deploy again: it is staged anew, and proven anew",
+            ExitCode.CANARY_INCONCLUSIVE,
+        )
+    return Binding(
+        job.digest,
+        job.module,
+        probe(job.python, job.account).digest,
+        digest_of(job.workload),
+        job.devices.names,
+        job.devices.driver,
+        boot_id(),
+    )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`made` is Unix time for people; `boottime_s` (CLOCK_BOOTTIME) is what its age is counted from."""
+
+    outcome: Outcome
+    binding: Dict[str, Any]
+    digest: str
+    made: float
+    boottime_s: float
+    max_age_s: float
+    evidence: Dict[str, Any]
+    log: str
+
+    @classmethod
+    def make(
+        cls, outcome: Outcome, binding: Binding, max_age_s: float, evidence: Dict[str, Any], log: str
+    ) -> "Verdict":
+        return cls(outcome, asdict(binding), binding.digest, time.time(), boottime_s(), max_age_s, evidence, log)
+
+    @classmethod
+    def from_json(cls, value: Dict[str, Any]) -> "Verdict":
+        fields = {name: value[name] for name in cls.__dataclass_fields__ if name != "outcome"}
+        return cls(outcome=Outcome(value["outcome"]), **fields)
+
+    def to_json(self) -> Dict[str, Any]:
+        return {"v": 1, **asdict(self), "outcome": self.outcome.value}
+
+    @property
+    def age_s(self) -> float:
+        return boottime_s() - self.boottime_s
+
+    def is_old(self, max_age_s: float) -> bool:
+        """Over the limit it was made with or over `max_age_s`, or from a boot-time clock that has not come yet."""
+        return not 0 <= self.age_s < min(self.max_age_s, max_age_s)
+
+    @property
+    def summary(self) -> str:
+        return str(self.evidence.get("summary", "no summary"))
+
+
+@dataclass(frozen=True)
+class VerdictStore:
+    """verdicts/<binding digest>.json: the last verdict for each binding."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, work: WorkDir) -> "VerdictStore":
+        return cls(work.verdicts)
+
+    def _path(self, digest: str) -> Path:
+        return self.folder / f"{digest}.json"
+
+    def put(self, verdict: Verdict) -> None:
+        write_json(self._path(verdict.digest), verdict.to_json())
+
+    def withdraw(self, binding: Binding) -> None:
+        self._path(binding.digest).unlink(missing_ok=True)
+
+    def last(self, binding: Binding) -> Optional[Verdict]:
+        return self._load(self._path(binding.digest), asdict(binding))
+
+    def nearest(self, binding: Binding) -> Optional[Verdict]:
+        """The passing verdict that differs from `binding` in the fewest parts, the newest of them."""
+        found = [self._load(path, None) for path in self.folder.glob("*.json")]
+        passes = [verdict for verdict in found if verdict is not None and verdict.outcome is Outcome.PASS]
+        return min(passes, key=lambda item: (len(binding.differences(item.binding)), -item.made), default=None)
+
+    @staticmethod
+    def _load(path: Path, binding: Optional[Dict[str, Any]]) -> Optional[Verdict]:
+        """A verdict that can be read and whose binding is the one its name stands for; anything else is none."""
+        value = read_json(path)
+        if value is None:
+            return None
+        try:
+            verdict = Verdict.from_json(value)
+        except (KeyError, TypeError, ValueError):
+            return None
+        if digest_of(verdict.binding) != path.stem or (binding is not None and verdict.binding != binding):
+            return None
+        return verdict

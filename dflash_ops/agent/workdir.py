@@ -1,0 +1,68 @@
+"""Where everything lies on the host."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .files import append_line
+
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+
+
+@dataclass(frozen=True)
+class WorkDir:
+    """The work directory of the protocol; `root` is absolute and exists."""
+
+    root: Path
+
+    @classmethod
+    def open(cls, path: str) -> "WorkDir":
+        root = Path(os.path.abspath(os.path.expanduser(path)))
+        work = cls(root)
+        for folder in (work.releases, work.runs, work.canaries, work.verdicts, work.cache / "prepared", work.pycache):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return work
+
+    @property
+    def releases(self) -> Path:
+        return self.root / "releases"
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs"
+
+    @property
+    def canaries(self) -> Path:
+        return self.root / "canary"
+
+    @property
+    def verdicts(self) -> Path:
+        return self.root / "verdicts"
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "cache"
+
+    @property
+    def pycache(self) -> Path:
+        return self.root / "pycache"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def guard(self) -> Path:
+        """The file whose kernel lock makes short decisions (who gets the lock, the GPUs) one at a time."""
+        return self.root / ".guard"
+
+    def release(self, digest: str) -> Path:
+        return self.releases / digest
+
+    def record(self, event: str, **fields: Any) -> None:
+        """One line in events.ndjson."""
+        append_line(self.root / "events.ndjson", {"v": 1, "time": time.time(), "event": event, **fields})
