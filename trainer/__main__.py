@@ -1,0 +1,99 @@
+"""`python -m trainer VERB --settings FILE --out DIR`: the verbs of docs/trainer-contract.md."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from trainer.errors import InputError, WorkerFailed
+
+_OK, _FAILED, _REFUSED, _STOPPED = 0, 1, 2, 20
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="Train a DFlash drafter.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    for name, what in (
+        ("check", "validate settings against this machine"),
+        ("prepare", "make the data that check says is needed"),
+        ("canary", "prove the workload on this machine"),
+        ("run", "train"),
+        ("evaluate", "judge a checkpoint by speculative decoding"),
+    ):
+        verb = verbs.add_parser(name, help=what, description=what)
+        verb.add_argument("--settings", type=Path, required=True, metavar="FILE")
+        verb.add_argument("--out", type=Path, required=True, metavar="DIR")
+        if name == "evaluate":
+            verb.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
+    return parser
+
+
+def main() -> int:
+    """Run one verb; the exit code of the contract."""
+    arguments = _parser().parse_args()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    stop = threading.Event()
+    if arguments.verb == "run":
+        # installed before anything slow is imported: a run that is stopped early still ends well
+        signal.signal(signal.SIGTERM, lambda _number, _frame: stop.set())
+    logging.basicConfig(
+        stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(threadName)s %(message)s", datefmt="%H:%M:%S"
+    )
+    try:
+        return _verb(arguments, stop)
+    except InputError as refused:
+        print(f"refused: {refused}", file=sys.stderr, flush=True)
+        return _REFUSED
+    except WorkerFailed as failed:
+        # the worker's own traceback is in the log already
+        print(failed, file=sys.stderr, flush=True)
+        return _FAILED
+
+
+def _verb(arguments: argparse.Namespace, stop: threading.Event) -> int:
+    from trainer.settings import read_settings
+
+    settings, out = read_settings(arguments.settings), arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    if arguments.verb == "check":
+        from trainer.check import check
+
+        problems = check(settings, out)
+        for problem in problems:
+            print(f"refused: {problem}", file=sys.stderr, flush=True)
+        return _REFUSED if problems else _OK
+    if arguments.verb == "prepare":
+        from trainer.prepare import prepare
+
+        prepare(settings, out)
+        return _OK
+    if arguments.verb == "canary":
+        from trainer.canary import run_canary
+
+        return run_canary(settings, out)
+    if arguments.verb == "evaluate":
+        from trainer.judge import judge_checkpoint
+
+        judge_checkpoint(settings, arguments.checkpoint, out)
+        return _OK
+    from trainer.train_dflash_pipeline import run
+
+    result = run(settings, out, stop=stop.is_set)
+    return _STOPPED if result.outcome == "stopped" else _OK
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if threading.active_count() > 1:
+        # a worker that hangs is a daemon thread inside torch: tearing the interpreter down under it can crash
+        os._exit(code)
+    sys.exit(code)

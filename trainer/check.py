@@ -1,0 +1,101 @@
+"""The `check` verb: are these settings right for this machine? Seconds, no GPU work, nothing downloaded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from trainer.checkpoint import load_checkpoint
+from trainer.errors import InputError
+from trainer.facts import TargetFacts, open_data, refuse_other_drafter, target_facts
+from trainer.files import write_json
+from trainer.mask_token import refuse_mask_in_data
+from trainer.placement import place
+from trainer.prepare import PREPARED, prepare_key, prompts_path
+from trainer.prompts import read_prompts
+from trainer.settings import CONTRACT, Settings
+
+
+class _Problems:
+    """Collects what is refused, so that one check shows all of it."""
+
+    def __init__(self) -> None:
+        self.found: list[InputError] = []
+
+    @contextlib.contextmanager
+    def collect(self) -> Iterator[None]:
+        try:
+            yield
+        except InputError as error:
+            self.found.append(error)
+
+
+def _data(settings: Settings, facts: TargetFacts | None) -> dict[str, str] | None:
+    """Check the data that is there; what is to be prepared, or None. Raises `InputError`."""
+    training = settings.training
+    ready = settings.prepared is not None and (settings.prepared / PREPARED).is_file()
+    if training.data is not None or ready:
+        if facts is not None:
+            data = open_data(settings, facts.tokenizer, facts.config.vocab_size)
+            refuse_mask_in_data(facts.drafter.mask_token_id, facts.tokenizer, data)
+        if training.data is not None:
+            return None
+    read_prompts(prompts_path(settings), training.prompt_field, training.prompt_count)
+    why = (
+        f"{training.prompt_count} prompts of {training.prompts}, answered by {settings.workload.target} "
+        f"with up to {training.answer_tokens} tokens each"
+    )
+    return {"key": prepare_key(settings), "why": why}
+
+
+def _resume(settings: Settings, facts: TargetFacts | None) -> None:
+    if settings.training.resume_from is not None:
+        config, _ = load_checkpoint(Path(settings.training.resume_from))
+        if facts is not None:
+            refuse_other_drafter(config, facts.drafter)
+
+
+def devices() -> list[dict[str, object]]:
+    """The GPUs that torch sees."""
+    found: list[dict[str, object]] = []
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        found.append(
+            {
+                "device": f"cuda:{index}",
+                "uuid": f"GPU-{facts.uuid}",
+                "name": facts.name,
+                "memory_bytes": facts.total_memory,
+            }
+        )
+    return found
+
+
+def check(settings: Settings, out: Path) -> list[InputError]:
+    """Write `check.json`; the problems found (none: all is well)."""
+    problems = _Problems()
+    facts: TargetFacts | None = None
+    prepare: dict[str, str] | None = None
+    with problems.collect():
+        place(settings.workload, torch.cuda.device_count())
+    with problems.collect():
+        facts = target_facts(settings)
+    with problems.collect():
+        prepare = _data(settings, facts)
+    with problems.collect():
+        _resume(settings, facts)
+    refused = bool(problems.found)
+    write_json(
+        out / "check.json",
+        {
+            "contract": CONTRACT,
+            "outcome": "refused" if refused else "ok",
+            "problems": [{"what": each.what, "where": each.where, "fix": each.fix} for each in problems.found],
+            "prepare": None if refused else prepare,
+            "devices": devices(),
+        },
+    )
+    return problems.found

@@ -1,0 +1,177 @@
+"""What a run is made of: targets, data, shapes and the drafter's first weights, loaded before any thread starts."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.assets import resolve_asset
+from trainer.checkpoint import load_checkpoint, load_resume
+from trainer.compile import STRATEGIES, Strategy
+from trainer.data import HeldOut, TrainingData
+from trainer.dflash_model import DFlashDrafter, DrafterConfig
+from trainer.errors import InputError
+from trainer.facts import open_data, refuse_other_drafter, target_facts
+from trainer.loss import decay_gamma
+from trainer.mask_token import refuse_mask_in_data
+from trainer.placement import DTYPES, Placement, place
+from trainer.prepare import read_held_out
+from trainer.sampler import FixedOrder, RowOrder, Sampler, Schedule, derive_seed
+from trainer.settings import Settings
+from trainer.step import FrozenHead
+from trainer.target import Target
+from trainer.target_files import target_folder
+from trainer.workers import BatchMaker
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where training begins: weights (on the CPU), optimiser state (None: fresh), steps done, rows dealt out."""
+
+    step: int
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor] | None
+    position: int
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that the threads of one run share; nothing of it is written while they run."""
+
+    settings: Settings
+    placement: Placement
+    targets: dict[torch.device, Target]
+    frozen: dict[torch.device, FrozenHead]
+    drafter: DrafterConfig
+    dtype: torch.dtype
+    strategy: Strategy
+    schedule: Schedule
+    data: TrainingData
+    order: RowOrder
+    held_out: list[HeldOut]
+    maker: BatchMaker
+    start: Start
+
+    @property
+    def cpu_threads(self) -> int:
+        """Torch's intra-op threads for each worker: the CPUs shared out, so that workers do not fight for them."""
+        workers = len(self.placement.drafters) + len(self.placement.targets)
+        return max(1, available_cpus() // workers)
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def load_targets(settings: Settings, placement: Placement, layer_ids: Sequence[int]) -> dict[torch.device, Target]:
+    """The target, once on each device that has a target worker. Raises `InputError`."""
+    work = settings.workload
+    path = resolve_asset(work.target, "workload.target")
+    return {
+        device: Target.load(path, device, DTYPES[work.target_dtype], layer_ids, settings.cache)
+        for device in dict.fromkeys(placement.targets)
+    }
+
+
+def frozen_head(target: Target, device: torch.device, dtype: torch.dtype) -> FrozenHead:
+    """The target's embedding and head on a drafter's device; no copy where device and dtype are the target's."""
+    embed = target.embed_weight.to(device, dtype)
+    tied = target.head_weight is target.embed_weight
+    return FrozenHead(embed, embed if tied else target.head_weight.to(device, dtype))
+
+
+def initial_weights(config: DrafterConfig, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
+    """The drafter's first weights on the CPU: the same for every replica, from `seed` alone."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, "weights"))
+    return dict(DFlashDrafter(config, device="cpu", dtype=dtype, generator=generator).state_dict())
+
+
+def load_parts(settings: Settings, *, longest_first: bool = False) -> Parts:
+    """Load everything. `longest_first`: train on the longest rows, longest first. Raises `InputError`."""
+    work, training = settings.workload, settings.training
+    placement = place(work, torch.cuda.device_count())
+    # a GGUF file is converted before anything else reads it: its small files load much faster from there
+    target_folder(resolve_asset(work.target, "workload.target"), settings.cache)
+    facts = target_facts(settings)
+    config = facts.drafter
+    data = open_data(settings, facts.tokenizer, facts.config.vocab_size)
+    refuse_mask_in_data(config.mask_token_id, facts.tokenizer, data)
+    targets = load_targets(settings, placement, config.target_layer_ids)
+    held_out = data.held_out()
+    if training.data is None and settings.prepared is not None:
+        held_out = read_held_out(settings.prepared)
+    dtype = DTYPES[work.dtype]
+    schedule = Schedule(work.drafter_threads, work.accumulation, work.batch_size)
+    start = _start(settings, config, dtype, data, schedule)
+    order: RowOrder
+    if longest_first:
+        order = FixedOrder(data.longest_rows(schedule.samples_per_step), schedule)
+    else:
+        order = Sampler(data.rows, training.seed, schedule, start=start.position, first_step=start.step)
+    return Parts(
+        settings=settings,
+        placement=placement,
+        targets=targets,
+        frozen={device: frozen_head(_near(targets, device), device, dtype) for device in placement.drafters},
+        drafter=config,
+        dtype=dtype,
+        strategy=STRATEGIES[work.strategy],
+        schedule=schedule,
+        data=data,
+        order=order,
+        held_out=held_out,
+        maker=BatchMaker(
+            data=data,
+            order=order,
+            anchors=work.anchors,
+            block_size=work.block_size,
+            gamma=decay_gamma(work.block_size) if training.decay_gamma is None else training.decay_gamma,
+            seed=training.seed,
+            dtype=dtype,
+        ),
+        start=start,
+    )
+
+
+def _near(targets: dict[torch.device, Target], device: torch.device) -> Target:
+    return targets.get(device, next(iter(targets.values())))
+
+
+def _start(
+    settings: Settings, config: DrafterConfig, dtype: torch.dtype, data: TrainingData, schedule: Schedule
+) -> Start:
+    training = settings.training
+    if training.resume_from is None:
+        return Start(0, initial_weights(config, dtype, training.seed), None, 0)
+    path = Path(training.resume_from)
+    found, weights = load_checkpoint(path)
+    refuse_other_drafter(found, config)
+    resume = load_resume(path)
+    step = int(resume.state["step"])
+    if step >= training.steps:
+        raise InputError(
+            f"the checkpoint is at step {step}, and training.steps is {training.steps}: nothing is left to do",
+            "training.resume_from",
+            f"give more than {step} steps",
+        )
+    position = int(resume.state["position"])
+    wanted = order_facts(training.seed, data)
+    if resume.state["order"] != wanted:
+        log.warning("seed or rows are not the checkpoint's: the order of rows begins anew, resuming is not exact")
+        position = 0
+    return Start(step, {name: each.to(dtype) for name, each in weights.items()}, resume.tensors, position)
+
+
+def order_facts(seed: int, data: TrainingData) -> dict[str, Any]:
+    """What the order of rows depends on besides the position; kept in a checkpoint."""
+    return {"seed": seed, "rows": len(data.rows)}

@@ -1,0 +1,47 @@
+"""One drafter thread's replica: model, compiled step and optimiser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from trainer.dflash_model import DFlashDrafter
+from trainer.optimizer import MasterAdamW
+from trainer.parts import Parts
+from trainer.step import DrafterForwardBackward
+
+
+@dataclass(frozen=True)
+class DrafterReplica:
+    """What `workers.DrafterWorker` trains."""
+
+    drafter: DFlashDrafter
+    forward_backward: DrafterForwardBackward
+    optimizer: MasterAdamW
+
+
+def build_replica(parts: Parts, worker: int) -> DrafterReplica:
+    """Build, compile and warm up the replica of drafter `worker`; call it in that worker's thread, inside the gate."""
+    work, training = parts.settings.workload, parts.settings.training
+    device = parts.placement.drafters[worker]
+    drafter = bare_drafter(parts, device)
+    forward_backward = DrafterForwardBackward(drafter, parts.frozen[device], parts.strategy, f"drafter_{worker}")
+    optimizer = MasterAdamW(
+        list(drafter.named_parameters()),
+        betas=training.betas,
+        weight_decay=training.weight_decay,
+        clip=training.clip,
+    )
+    if parts.start.optimizer is not None:
+        optimizer.load_state_tensors(parts.start.optimizer)
+    forward_backward.warm_up(work.buckets, work.batch_size, work.anchors)
+    return DrafterReplica(drafter, forward_backward, optimizer)
+
+
+def bare_drafter(parts: Parts, device: torch.device) -> DFlashDrafter:
+    """A drafter with the run's first weights (or the checkpoint's) on `device`."""
+    drafter = DFlashDrafter(parts.drafter, device="meta", dtype=parts.dtype)
+    weights = {name: each.to(device, copy=True) for name, each in parts.start.weights.items()}
+    drafter.load_state_dict(weights, assign=True)
+    return drafter.requires_grad_(True)

@@ -1,0 +1,282 @@
+"""The settings file of docs/trainer-contract.md as frozen dataclasses.
+
+Unknown keys, wrong types and values out of range are refused with `InputError`: the place in the file and the
+nearest right thing. `Workload` is what the canary's verdict depends on, `Training` what it does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from trainer.errors import InputError, nearest
+
+CONTRACT = 1
+
+_Check = Callable[[object, str], object]
+_T = TypeVar("_T")
+
+
+def _refuse(value: object, where: str, wanted: str) -> InputError:
+    return InputError(f"{json.dumps(value, default=str)} is not {wanted}", where, f"give {wanted}")
+
+
+def _integer(low: int | None = None) -> _Check:
+    wanted = "an integer" if low is None else f"an integer >= {low}"
+
+    def check(value: object, where: str) -> object:
+        if isinstance(value, bool) or not isinstance(value, int) or (low is not None and value < low):
+            raise _refuse(value, where, wanted)
+        return value
+
+    return check
+
+
+def _number(low: float, high: float, *, low_open: bool = False, high_open: bool = False) -> _Check:
+    wanted = f"a number in {'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
+
+    def check(value: object, where: str) -> object:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _refuse(value, where, wanted)
+        if not (low < value if low_open else low <= value) or not (value < high if high_open else value <= high):
+            raise _refuse(value, where, wanted)
+        return float(value)
+
+    return check
+
+
+def _boolean(value: object, where: str) -> object:
+    if not isinstance(value, bool):
+        raise _refuse(value, where, "true or false")
+    return value
+
+
+def _text(value: object, where: str) -> object:
+    if not isinstance(value, str) or not value:
+        raise _refuse(value, where, "a text that is not empty")
+    return value
+
+
+def _choice(*options: str) -> _Check:
+    def check(value: object, where: str) -> object:
+        if value not in options:
+            guess = nearest(str(value), options)
+            hint = f"did you mean {guess!r}?" if guess else f"give one of {', '.join(options)}"
+            raise InputError(f"{value!r} is not one of {', '.join(options)}", where, hint)
+        return value
+
+    return check
+
+
+def _optional(check: _Check) -> _Check:
+    return lambda value, where: None if value is None else check(value, where)
+
+
+def _one_of(*checks: _Check, wanted: str) -> _Check:
+    def check(value: object, where: str) -> object:
+        for candidate in checks:
+            try:
+                return candidate(value, where)
+            except InputError:
+                continue
+        raise _refuse(value, where, wanted)
+
+    return check
+
+
+def _list(check: _Check, wanted: str, *, ascending: bool = False) -> _Check:
+    def check_list(value: object, where: str) -> object:
+        if not isinstance(value, list) or not value:
+            raise _refuse(value, where, wanted)
+        items = tuple(check(item, f"{where}[{index}]") for index, item in enumerate(value))
+        if ascending and list(items) != sorted(set(cast("tuple[int, ...]", items))):
+            raise _refuse(value, where, wanted)
+        return items
+
+    return check_list
+
+
+def _device(value: object, where: str) -> object:
+    if isinstance(value, str):
+        kind, _, index = value.partition(":")
+        if value == "cpu" or (kind == "cuda" and index.isdecimal()):
+            return value
+    raise _refuse(value, where, "a device: cpu or cuda:N")
+
+
+_devices = _one_of(_choice("auto"), _list(_device, "devices"), wanted='"auto" or a list of devices (cpu or cuda:N)')
+
+
+def _key(check: _Check, default: object = dataclasses.MISSING) -> Any:
+    # `default` belongs to the dataclass field; the check to its border with JSON
+    return (
+        field(default=default, metadata={"check": check})
+        if default is not dataclasses.MISSING
+        else field(metadata={"check": check})
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What the canary's verdict depends on; every key as in docs/trainer-contract.md."""
+
+    target: str = _key(_text)
+    mask_token: str | int = _key(_one_of(_integer(0), _text, wanted="a token or a token id"))
+    require_cuda: bool = _key(_boolean, True)
+    gpus: str | tuple[str | int, ...] = _key(
+        _one_of(
+            _choice("all"),
+            _list(_one_of(_integer(0), _text, wanted="an index or a UUID"), "GPUs"),
+            wanted='"all" or a list of indices or UUIDs',
+        ),
+        "all",
+    )
+    drafter_threads: int = _key(_integer(1), 1)
+    target_workers: int = _key(_integer(1), 1)
+    drafter_devices: str | tuple[str, ...] = _key(_devices, "auto")
+    target_devices: str | tuple[str, ...] = _key(_devices, "auto")
+    dtype: str = _key(_choice("float32", "bfloat16"), "bfloat16")
+    target_dtype: str = _key(_choice("float32", "bfloat16"), "bfloat16")
+    strategy: str = _key(_choice("eager", "default", "reduce-overhead"), "reduce-overhead")
+    block_size: int = _key(_integer(2), 16)
+    anchors: int = _key(_integer(1), 512)
+    buckets: tuple[int, ...] = _key(_list(_integer(2), "an ascending list of integers >= 2", ascending=True), (3072,))
+    batch_size: int = _key(_integer(1), 1)
+    accumulation: int = _key(_integer(1), 1)
+    draft_layers: int = _key(_integer(1), 5)
+    target_layers: str | tuple[int, ...] = _key(
+        _one_of(
+            _choice("auto"),
+            _list(_integer(0), "layer ids", ascending=True),
+            wanted='"auto" or an ascending list of layer ids',
+        ),
+        "auto",
+    )
+    draft_ffn: int | None = _key(_optional(_integer(1)), None)
+    canary_steps: int = _key(_integer(1), 3)
+    rehearsal_steps: int = _key(_integer(1), 3)
+    canary_timeout_s: int = _key(_integer(1), 600)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What the canary's verdict does not depend on; every key as in docs/trainer-contract.md."""
+
+    steps: int = _key(_integer(1))
+    learning_rate: float = _key(_number(0, 1, low_open=True), 6e-4)
+    warmup_ratio: float = _key(_number(0, 1, high_open=True), 0.04)
+    weight_decay: float = _key(_number(0, 1), 0.0)
+    betas: tuple[float, float] = _key(_list(_number(0, 1, high_open=True), "two numbers in [0, 1)"), (0.9, 0.95))
+    clip: float = _key(_number(0, 1e9, low_open=True), 1.0)
+    decay_gamma: float | None = _key(_optional(_number(0, 1e9, low_open=True)), None)
+    seed: int = _key(_integer(0), 0)
+    data: str | None = _key(_optional(_text), None)
+    prompts: str | None = _key(_optional(_text), None)
+    prompt_field: str = _key(_text, "prompt")
+    prompt_count: int = _key(_integer(1), 64)
+    answer_tokens: int = _key(_integer(1), 64)
+    answer_batch: int = _key(_integer(1), 16)
+    evaluation_prompts: int = _key(_integer(0), 8)
+    evaluation_tokens: int = _key(_integer(1), 32)
+    checkpoint_every: int = _key(_integer(1), 100)
+    log_every: int = _key(_integer(1), 1)
+    resume_from: str | None = _key(_optional(_text), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One settings file. `prepared` is the folder that `prepare` made; `cache` is where caches may lie."""
+
+    workload: Workload
+    training: Training
+    cache: Path
+    prepared: Path | None = None
+    run: str | None = None
+
+
+def _section(kind: type[_T], value: object, where: str) -> _T:
+    if not isinstance(value, dict):
+        raise _refuse(value, where, "a table of keys")
+    fields = {each.name: each for each in dataclasses.fields(cast("Any", kind))}
+    _known(value, fields, where)
+    missing = [name for name, each in fields.items() if each.default is dataclasses.MISSING and name not in value]
+    if missing:
+        raise InputError(f"{missing[0]!r} is missing", where, f"add {missing[0]!r} to {where}")
+    read = {name: fields[name].metadata["check"](item, f"{where}.{name}") for name, item in value.items()}
+    return kind(**read)
+
+
+def _known(value: Mapping[object, object], known: Mapping[str, object], where: str) -> None:
+    for name in value:
+        if name not in known:
+            guess = nearest(str(name), known)
+            hint = f"did you mean {guess!r}?" if guess else f"the keys are {', '.join(known)}"
+            raise InputError(f"unknown key {name!r}", where, hint)
+
+
+def _together(settings: Settings) -> Settings:
+    """What no key can say alone."""
+    work, training = settings.workload, settings.training
+    for name, count, devices in (
+        ("drafter_devices", work.drafter_threads, work.drafter_devices),
+        ("target_devices", work.target_workers, work.target_devices),
+    ):
+        if not isinstance(devices, str) and len(devices) != count:
+            raise InputError(
+                f"{len(devices)} devices for {count} threads", f"workload.{name}", f'give {count} devices or "auto"'
+            )
+    if len(training.betas) != 2:
+        raise _refuse(list(training.betas), "training.betas", "two numbers in [0, 1)")
+    if training.data is None and training.evaluation_prompts >= training.prompt_count:
+        raise InputError(
+            f"{training.evaluation_prompts} of {training.prompt_count} prompts are held out: none is left to train on",
+            "training.evaluation_prompts",
+            f"give less than prompt_count ({training.prompt_count})",
+        )
+    return settings
+
+
+def settings_from_json(value: object) -> Settings:
+    """Settings from the decoded file. Raises `InputError`."""
+    where = "settings"
+    if not isinstance(value, dict):
+        raise _refuse(value, where, "a table of keys")
+    known: dict[str, object] = dict.fromkeys(("contract", "run", "workload", "training", "prepared", "cache"))
+    _known(value, known, where)
+    for name in ("contract", "workload", "training", "cache"):
+        if name not in value:
+            raise InputError(f"{name!r} is missing", where, f"add {name!r}")
+    if value["contract"] != CONTRACT:
+        raise InputError(
+            f"contract {value['contract']!r} is not known to this trainer",
+            "settings.contract",
+            f"it speaks contract {CONTRACT}",
+        )
+    prepared = _optional(_text)(value.get("prepared"), "settings.prepared")
+    run = _optional(_text)(value.get("run"), "settings.run")
+    return _together(
+        Settings(
+            workload=_section(Workload, value["workload"], "workload"),
+            training=_section(Training, value["training"], "training"),
+            cache=Path(cast("str", _text(value["cache"], "settings.cache"))),
+            prepared=None if prepared is None else Path(cast("str", prepared)),
+            run=cast("str | None", run),
+        )
+    )
+
+
+def read_settings(path: Path) -> Settings:
+    """Settings from a file. Raises `InputError` for a file that is missing, not JSON, or refused."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read: {error.strerror}", str(path), "give the path of a settings file") from error
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"not JSON: {error}", str(path), "see docs/trainer-contract.md for its form") from error
+    return settings_from_json(value)

@@ -1,0 +1,268 @@
+"""The threads of a run: target workers make batches, drafter workers train on them.
+
+A target worker takes an assignment, runs the frozen target on its rows and hands the finished batch to the drafter's
+bounded queue. A drafter worker owns one replica. The first exception anywhere ends all of them (`abort.Abort`).
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from trainer.abort import Abort
+from trainer.anchors import Anchors, sample_anchors
+from trainer.board import StepBoard, WorkerReport
+from trainer.compile import Gate
+from trainer.data import Rows, TrainingData
+from trainer.exchange import Exchange
+from trainer.loss import block_labels
+from trainer.queues import Assignment, Assignments, OrderedQueue
+from trainer.sampler import RowOrder, derive_seed
+from trainer.step import Batch, ForwardBackward, OptimizerStep, StepStats
+from trainer.target import Target
+
+
+@contextlib.contextmanager
+def on_device(device: torch.device) -> Iterator[None]:
+    """Make `device` the thread's current one, with a stream of its own, and keep the backward in this thread."""
+    with contextlib.ExitStack() as stack:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            stack.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        yield
+
+
+class Worker(threading.Thread, abc.ABC):
+    """A named thread whose exception goes to `abort`. Threads are daemons: a hung one cannot keep the process alive."""
+
+    def __init__(self, name: str, device: torch.device, cpu_threads: int, abort: Abort) -> None:
+        super().__init__(name=name, daemon=True)
+        self.device = device
+        self._cpu_threads = cpu_threads
+        self._abort = abort
+
+    def run(self) -> None:
+        """Run `work` on the worker's device."""
+        try:
+            # a per-thread value in OpenMP, and one that compiled code is guarded on: set once, here
+            torch.set_num_threads(self._cpu_threads)
+            with on_device(self.device):
+                self.work()
+        except BaseException as error:  # whatever ends a worker must end the run
+            self._abort.fail(self.name, error)
+
+    @abc.abstractmethod
+    def work(self) -> None:
+        """What the worker does."""
+
+
+@dataclass(frozen=True)
+class BatchMaker:
+    """Turns row numbers into a batch. Pure: the same assignment gives the same bits.
+
+    `anchors`, `block_size` and `gamma` (slots) are the drafter's; `seed` is the run's.
+    """
+
+    data: TrainingData
+    order: RowOrder
+    anchors: int
+    block_size: int
+    gamma: float
+    seed: int
+    dtype: torch.dtype
+
+    def make(self, assignment: Assignment, target: Target, device: torch.device) -> Batch:
+        """The batch of one micro-batch, on `device`."""
+        step, micro, worker = assignment.step, assignment.micro, assignment.worker
+        rows = self.data.collate(self.order.rows_for(step, micro, worker))
+        return self.from_rows(rows, derive_seed(self.seed, "anchors", step, micro, worker), target, device)
+
+    def from_rows(self, rows: Rows, seed: int, target: Target, device: torch.device) -> Batch:
+        """The same for given rows; anchors come from a CPU generator seeded with `seed`."""
+        generator = torch.Generator().manual_seed(seed)
+        anchors = sample_anchors(rows.loss_mask, rows.lengths, self.anchors, generator)
+        labels, weights = block_labels(
+            rows.input_ids, rows.loss_mask, rows.lengths, anchors, self.block_size, self.gamma
+        )
+        features = target.features(rows.input_ids.to(target.device), rows.lengths)
+        return Batch(
+            row_ids=rows.row_ids,
+            input_ids=rows.input_ids.to(device),
+            lengths=rows.lengths.to(device),
+            features=features.to(device, self.dtype, non_blocking=True),
+            anchors=Anchors(anchors.positions.to(device), anchors.keep.to(device)),
+            labels=labels.to(device),
+            weights=weights.to(device),
+            weight_sum=float(weights.double().sum()),
+        )
+
+
+class TargetWorker(Worker):
+    """Makes batches until all are assigned, or every drafter has stopped."""
+
+    def __init__(
+        self,
+        index: int,
+        *,
+        target: Target,
+        assignments: Assignments,
+        queues: list[OrderedQueue[Batch]],
+        drafter_devices: tuple[torch.device, ...],
+        maker: BatchMaker,
+        gate: Gate,
+        cpu_threads: int,
+        abort: Abort,
+    ) -> None:
+        super().__init__(f"target-{index}", target.device, cpu_threads, abort)
+        self._target = target
+        self._assignments = assignments
+        self._queues = queues
+        self._drafter_devices = drafter_devices
+        self._maker = maker
+        self._gate = gate
+
+    def work(self) -> None:
+        """See the class."""
+        # no work on any device of this process while a drafter compiles or captures
+        self._gate.pass_through()
+        while (assignment := self._assignments.take()) is not None:
+            device = self._drafter_devices[assignment.worker]
+            batch = self._maker.make(assignment, self._target, device)
+            batch = replace(batch, ready=self._hand_over(device))
+            if not self._queues[assignment.worker].put(assignment.index, batch):
+                return
+
+    def _hand_over(self, device: torch.device) -> torch.cuda.Event | None:
+        """An event after everything that this worker has sent to `device`; None between CPUs.
+
+        A copy from one GPU to another runs on this thread's streams of both.
+        """
+        sent = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
+        if device.type != "cuda" or device == self.device:
+            return sent
+        there = torch.cuda.current_stream(device)
+        if sent is not None:
+            there.wait_event(sent)
+        return there.record_event()
+
+
+class Replica(Protocol):
+    """What a drafter worker trains; built inside the gate."""
+
+    @property
+    def forward_backward(self) -> ForwardBackward:
+        """Part one of a step."""
+        ...
+
+    @property
+    def optimizer(self) -> OptimizerStep:
+        """Part three of a step."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Which steps a run takes, and what it does between them.
+
+    `first_step` optimiser steps are done already; it ends after `last_step`. `rate(step)` is the learning rate of
+    optimiser step `step` (from 0). `stop` asks for an early end, after a whole step. `after_step(worker, done, last)`
+    runs in every drafter's thread after each step, before its next one.
+    """
+
+    first_step: int
+    last_step: int
+    accumulation: int
+    log_every: int
+    rate: Callable[[int], float]
+    stop: Callable[[], bool]
+    after_step: Callable[[int, int, bool], None]
+
+
+class DrafterWorker(Worker):
+    """Trains one replica: takes batches, forward-backward, exchange, optimiser."""
+
+    def __init__(
+        self,
+        index: int,
+        *,
+        device: torch.device,
+        build: Callable[[int], Replica],
+        queue: OrderedQueue[Batch],
+        exchange: Exchange,
+        plan: TrainingPlan,
+        board: StepBoard,
+        gate: Gate,
+        cpu_threads: int,
+        abort: Abort,
+    ) -> None:
+        super().__init__(f"drafter-{index}", device, cpu_threads, abort)
+        self._index = index
+        self._build = build
+        self._queue = queue
+        self._exchange = exchange
+        self._plan = plan
+        self._board = board
+        self._gate = gate
+        self.steps_done = plan.first_step
+
+    def work(self) -> None:
+        """See the class."""
+        try:
+            with self._gate.exclusive(self.name):
+                replica = self._build(self._index)
+            self._gate.pass_through()
+            for step in range(self._plan.first_step, self._plan.last_step):
+                if self._train(step, replica):
+                    return
+        finally:
+            self._queue.close()
+
+    def _take(self) -> Batch:
+        batch = self._queue.get()
+        if batch.ready is not None and self.device.type == "cuda":
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(batch.ready)
+            for tensor in batch.tensors():
+                # the allocator must not give the memory to the producer again while this stream reads it
+                tensor.record_stream(stream)
+        elif batch.ready is not None:
+            batch.ready.synchronize()
+        return batch
+
+    def _train(self, step: int, replica: Replica) -> bool:
+        """One optimiser step; True when it was the last one."""
+        plan, optimizer = self._plan, replica.optimizer
+        started = time.monotonic()
+        batches = [self._take() for _ in range(plan.accumulation)]
+        waited = time.monotonic() - started
+        # one worker's look at the flag counts for all: they must stop after the same step
+        asked = 1.0 if self._index == 0 and plan.stop() else 0.0
+        weight, stop = self._exchange.scalars(self._index, [sum(each.weight_sum for each in batches), asked])
+        normaliser = torch.tensor(1.0 / weight, dtype=torch.float32).to(self.device)
+        optimizer.zero_gradients()
+        stats: StepStats | None = None
+        for batch in batches:
+            part = replica.forward_backward(batch, normaliser)
+            stats = part if stats is None else stats + part
+        assert stats is not None
+        self._exchange.gradients(self._index, optimizer.gradients)
+        rate = plan.rate(step)
+        optimizer.rate.fill_(rate)
+        norm = optimizer.step()
+        done = step + 1
+        last = bool(stop) or done == plan.last_step
+        self.steps_done = done
+        if last or done % plan.log_every == 0:
+            samples = tuple(row for each in batches for row in each.row_ids)
+            report = WorkerReport(self._index, samples, waited, tuple(stats.numbers()), float(norm), rate)
+            self._board.post(done, report)
+        plan.after_step(self._index, done, last)
+        return last
