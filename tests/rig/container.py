@@ -19,14 +19,32 @@ OPAQUE = "trusted.overlay.opaque"
 HIDDEN = ("etc/systemd/system", "run", "tmp", "var/lib/dflash-rig", "var/lib/lxc", "var/log/journal")
 # Units that want hardware, mounts or time that an unprivileged container has not; tmpfiles-setup would walk
 # through the whole overlay.
-MASKED = """
-    dev-hugepages.mount dev-mqueue.mount modprobe@.service sys-fs-fuse-connections.mount sys-kernel-config.mount
-    sys-kernel-debug.mount sys-kernel-tracing.mount systemd-journal-flush.service systemd-logind.service
-    systemd-modules-load.service systemd-networkd.service systemd-pstore.service systemd-remount-fs.service
-    systemd-resolved.service systemd-sysusers.service systemd-timesyncd.service systemd-tmpfiles-clean.timer
-    systemd-tmpfiles-setup-dev.service systemd-tmpfiles-setup.service systemd-udev-trigger.service
-    systemd-udevd-control.socket systemd-udevd-kernel.socket systemd-udevd.service systemd-update-utmp.service
-""".split()
+MASKED = [
+    "dev-hugepages.mount",
+    "dev-mqueue.mount",
+    "modprobe@.service",
+    "sys-fs-fuse-connections.mount",
+    "sys-kernel-config.mount",
+    "sys-kernel-debug.mount",
+    "sys-kernel-tracing.mount",
+    "systemd-journal-flush.service",
+    "systemd-logind.service",
+    "systemd-modules-load.service",
+    "systemd-networkd.service",
+    "systemd-pstore.service",
+    "systemd-remount-fs.service",
+    "systemd-resolved.service",
+    "systemd-sysusers.service",
+    "systemd-timesyncd.service",
+    "systemd-tmpfiles-clean.timer",
+    "systemd-tmpfiles-setup-dev.service",
+    "systemd-tmpfiles-setup.service",
+    "systemd-udev-trigger.service",
+    "systemd-udevd-control.socket",
+    "systemd-udevd-kernel.socket",
+    "systemd-udevd.service",
+    "systemd-update-utmp.service",
+]
 
 
 def lay_out(folder: Path, hostname: str) -> None:
@@ -89,7 +107,5 @@ def _config(folder: Path, hostname: str) -> str:
     ]
     for path in sorted(filter(_absent_inside, _python_folders())):
         source = str(path).replace(" ", "\\040")
-        lines.append(
-            f"lxc.mount.entry = {source} {source.lstrip('/')} none bind,ro,create=dir,idmap=container 0 0"
-        )
+        lines.append(f"lxc.mount.entry = {source} {source.lstrip('/')} none bind,ro,create=dir,idmap=container 0 0")
     return "\n".join(lines) + "\n"

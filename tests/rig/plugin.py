@@ -1,4 +1,4 @@
-"""The `rig` fixture. Any tests folder may import it or name this module in `pytest_plugins`: there is one rig a process."""
+"""The `rig` fixture: import it into a conftest, or name this module in `pytest_plugins`. One rig a test process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ def rig(request: pytest.FixtureRequest) -> Rig:
         if reason is not None:
             pytest.skip(reason)
         started = Rig()
+        try:
+            started.up()
+        except BaseException:
+            started.down()
+            raise
         request.config.add_cleanup(started.down)
-        started.up()
         stash[_RIG] = started
     return stash[_RIG]

@@ -50,9 +50,9 @@ def _kernel_refuses() -> str | None:
         layers = [Path(folder, name) for name in ("upper", "work", "lower", "rootfs")]
         for layer in layers:
             layer.mkdir()
+        mount = [sys.executable, "-IS", str(NODE / "mount_rootfs.py"), *map(str, layers), str(ID_BASE), str(ID_COUNT)]
         tried = subprocess.run(
-            ["unshare", "--mount", "--propagation", "private", sys.executable, "-IS"]
-            + [str(NODE / "mount_rootfs.py"), *map(str, layers), str(ID_BASE), str(ID_COUNT)],
+            ["unshare", "--mount", "--propagation", "private", *mount],
             capture_output=True,
             text=True,
             check=False,

@@ -17,6 +17,7 @@ from tests.rig.state import State
 
 SYSTEMD_UP = {"running", "degraded"}
 START_S = 60
+UNSHARE = ["unshare", "--mount", "--propagation=slave", "--pid", "--mount-proc", "--fork", "--kill-child"]
 # The environment that sshd gives root, for what tests run on the node without ssh.
 NODE_ENVIRONMENT = {
     "HOME": "/root",
@@ -184,11 +185,10 @@ class Rig:
         # Another process may take the port between the choice and sshd's bind.
         for _ in range(5):
             self._configure_ssh(_free_port())
+            init = [sys.executable, "-IS", str(requirements.NODE / "init.py"), str(self.folder)]
             with self.sshd_log.open("ab") as log:
                 self._node_process = subprocess.Popen(
-                    ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-                    + ["--propagation", "slave", sys.executable, "-IS"]
-                    + [str(requirements.NODE / "init.py"), str(self.folder)],
+                    [*UNSHARE, *init],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=log,
@@ -224,9 +224,7 @@ class Rig:
         self.port = port
         folder = self.folder
         (folder / "authorized_keys").write_text((folder / "identity.pub").read_text())
-        set_environment = "".join(
-            f" {name}={value}" for name, value in os.environ.items() if name == "PCT_STARTUP_MS"
-        )
+        set_environment = "".join(f" {name}={value}" for name, value in os.environ.items() if name == "PCT_STARTUP_MS")
         (folder / "sshd_config").write_text(
             f"""\
 Port {port}

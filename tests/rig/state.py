@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -17,27 +19,35 @@ class State:
 
     def __init__(self, parent: Path) -> None:
         parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        remove_stale(parent)
-        self.folder = parent / f"{PREFIX}{os.getpid()}"
-        self.folder.mkdir(mode=0o755)
-        self._lock = os.open(self.folder / "alive", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        with _locked(parent / "lock"):
+            _remove_stale(parent)
+            self.folder = parent / f"{PREFIX}{os.getpid()}"
+            self.folder.mkdir(mode=0o755)
+            self._lock = os.open(self.folder / "alive", os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def remove(self) -> None:
         os.close(self._lock)
-        _remove(self.folder)
+        # Under the lock, so that nobody takes the folder for a stale one and removes it as well.
+        with _locked(self.folder.with_name("lock")):
+            if self.folder.exists():
+                _remove(self.folder)
 
 
-def remove_stale(parent: Path) -> None:
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _remove_stale(parent: Path) -> None:
     """Remove what runs that were killed have left: their processes and mounts went with their node."""
     for folder in parent.glob(f"{PREFIX}*"):
-        try:
-            lock = os.open(folder / "alive", os.O_RDWR)
-        except FileNotFoundError:
-            # Being made or being removed by a live process of that number, else left half-made.
-            if not Path("/proc", folder.name.removeprefix(PREFIX)).exists():
-                _remove(folder)
-            continue
+        lock = os.open(folder / "alive", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -64,9 +64,7 @@ def idmapped_bind(source: str, destination: str, base: int, count: int) -> None:
             "mount_setattr(MOUNT_ATTR_IDMAP)",
         )
         checked(
-            libc.syscall(
-                SYS_MOVE_MOUNT, tree, b"", AT_FDCWD, destination.encode(), MOVE_MOUNT_F_EMPTY_PATH
-            ),
+            libc.syscall(SYS_MOVE_MOUNT, tree, b"", AT_FDCWD, destination.encode(), MOVE_MOUNT_F_EMPTY_PATH),
             "move_mount",
         )
     finally:

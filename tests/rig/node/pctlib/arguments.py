@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pctlib.errors import PctError
 
 USAGE_ERROR = 2
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """One command's arguments: how many after the vmid, its options, and whether more may follow."""
 
     usage: str
@@ -22,8 +21,7 @@ class Command:
     takes_vmid: bool = True
 
 
-@dataclass(frozen=True)
-class Parsed:
+class Parsed(NamedTuple):
     vmid: str
     positional: list[str]
     extra: list[str]

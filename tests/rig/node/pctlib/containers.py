@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 from pathlib import Path
 
 from pctlib.errors import PctError
@@ -50,15 +49,10 @@ class Containers:
 
     def pid(self, vmid: str) -> int:
         """PID of the container's init, in the node's numbering."""
-        asked = subprocess.run(
-            ["lxc-info", "-P", str(self.lxc_path), "-n", self.lxc_name(vmid), "-p", "-H"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if not asked.stdout.strip().isdecimal():
+        told = self._lxc_tells("lxc-info", vmid, "-p", "-H")
+        if not told.strip().isdecimal():
             raise PctError(f"unable to get PID for CT {vmid} (not running?)")
-        return int(asked.stdout)
+        return int(told)
 
     def figures(self, vmid: str) -> dict[str, str | int]:
         """`pct status --verbose`, sorted by key; bytes and seconds."""
@@ -95,9 +89,11 @@ class Containers:
             figures["swap"] = self._cgroup(vmid, "memory.swap.current")
         return dict(sorted(figures.items()))
 
-    def _cgroup_text(self, vmid: str, key: str) -> str:
+    def _lxc_tells(self, tool: str, vmid: str, *words: str) -> str:
+        import subprocess  # costs `pct exec`, which asks nothing, 6 ms
+
         asked = subprocess.run(
-            ["lxc-cgroup", "-P", str(self.lxc_path), "-n", self.lxc_name(vmid), key],
+            [tool, "-P", str(self.lxc_path), "-n", self.lxc_name(vmid), *words],
             capture_output=True,
             text=True,
             check=False,
@@ -107,13 +103,13 @@ class Containers:
     def _cgroup(self, vmid: str, *keys: str) -> int:
         """The first of `keys` that this kernel's cgroups have (v1 and v2 name them differently), else 0."""
         for key in keys:
-            text = self._cgroup_text(vmid, key).strip()
+            text = self._lxc_tells("lxc-cgroup", vmid, key).strip()
             if text.isdecimal():
                 return int(text)
         return 0
 
     def _disk_bytes(self, vmid: str) -> tuple[int, int]:
-        text = self._cgroup_text(vmid, "blkio.throttle.io_service_bytes")
+        text = self._lxc_tells("lxc-cgroup", vmid, "blkio.throttle.io_service_bytes")
         fields = [line.split() for line in text.splitlines()]
         totals = {
             operation: sum(int(field[2]) for field in fields if len(field) == 3 and field[1] == operation)

@@ -14,11 +14,9 @@ import pwd
 import re
 import signal
 import sys
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FrameType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from pctlib.errors import PctError
 
@@ -27,8 +25,7 @@ NAMESPACES = {"mnt": "mount", "user": "user"}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True)
-class Ownership:
+class Ownership(NamedTuple):
     """What the caller asked for; None where nothing was."""
 
     user: str | None
@@ -97,7 +94,7 @@ def _run_and_exit(work: Callable[[], None]) -> NoReturn:
     except WorkerError as error:
         print(error, file=sys.stderr)
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
     sys.stderr.flush()
     os._exit(status)
 
