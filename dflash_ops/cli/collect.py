@@ -46,5 +46,5 @@ def command(
                 "skipped_canary": status["skipped_canary"],
             },
         )
-        result.update(run=status["run"], state=status["state"], folder=str(folder))
+        result.update(run=status["run"], state=status["state"], folder=str(folder.resolve()))
         bring_home(session, status["run"], folder, events, status)

@@ -87,7 +87,7 @@ def _latest(session: Any, events: Events, wait: bool) -> str:
             if not wait:
                 raise OpsError(
                     "there is no run yet",
-                    exit_code=ExitCode.RUN_FAILED,
+                    exit_code=ExitCode.USAGE,
                     kind="no_run",
                     where=session.host.name,
                     fix=f"`dflash-ops deploy --host {session.host.name}`; `tail-logs -f` waits for the first",

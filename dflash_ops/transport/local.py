@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from dflash_ops.errors import OpsError, TransportError
+from dflash_ops.errors import ExitCode, OpsError, TransportError
 from dflash_ops.transport.tail import StreamTail
 
 
@@ -64,7 +64,13 @@ class LocalTransport:
                 cwd="/",
             )
         except OSError as error:
-            raise TransportError(f"cannot start {argv[0]}: {error.strerror}", where="local") from error
+            raise OpsError(
+                f"cannot run {argv[0]}: {error.strerror}",
+                exit_code=ExitCode.BLOCKED,
+                kind="python_missing",
+                where="this machine",
+                fix="name a Python that exists as `python` in the inventory",
+            ) from error
         return LocalChannel(process)
 
     def deliver(self, archive: Path, destination: str) -> bool:

@@ -49,8 +49,8 @@ def test_a_closed_pipe_is_no_traceback(desk: Desk) -> None:
 
 def test_without_a_run(desk: Desk) -> None:
     done = desk.run("tail-logs")
-    assert done.code == 8
+    assert done.code == 2
     assert "no run" in done.error["what"]
     unknown = desk.run("tail-logs", "20200101-000000-nope-0000")
-    assert unknown.code == 8
+    assert unknown.code == 2
     assert "20200101-000000-nope-0000" in unknown.error["what"]
