@@ -69,9 +69,19 @@ def evaluate(target: TargetModel, drafter: DFlashDrafter, prompts: Sequence[Sequ
         steps = list(greedy_steps(target, input_ids, max_new, target.eos_ids))
         cycles.extend(result.cycles)
         tokens += len(result.tokens)
-        mismatch = _compare(target, input_ids, index, result.tokens, steps, drafter.config.block_size)
-        if mismatch is not None:
-            mismatches.append(mismatch)
+        position = _first_difference([token for token, _ in steps], result.tokens)
+        if position is not None:
+            mismatches.append(
+                _judge(
+                    target,
+                    input_ids,
+                    steps,
+                    prompt=index,
+                    position=position,
+                    other=result.tokens[position],
+                    block_size=drafter.config.block_size,
+                )
+            )
     if not cycles:
         raise InputError(
             f"all {len(prompts)} answers end at their first token", "evaluation", "allow more tokens, or other prompts"
@@ -88,24 +98,28 @@ def evaluate(target: TargetModel, drafter: DFlashDrafter, prompts: Sequence[Sequ
     )
 
 
-def _compare(
+def _first_difference(greedy: list[int], speculative: list[int]) -> int | None:
+    """Index of the first token that differs. Both texts stop by the same rule, so unequal ones have one."""
+    return next((i for i, (own, other) in enumerate(zip(greedy, speculative, strict=False)) if own != other), None)
+
+
+def _judge(
     target: TargetModel,
     input_ids: Tensor,
-    prompt: int,
-    speculative: list[int],
     steps: list[tuple[int, Tensor]],
+    *,
+    prompt: int,
+    position: int,
+    other: int,
     block_size: int,
-) -> Mismatch | None:
-    """The first difference between a speculative text and the target's own, judged; None where they are equal."""
-    greedy = [token for token, _ in steps]
-    # both texts stop by the same rule, so unequal ones differ in a token that both have
-    position = next((i for i, pair in enumerate(zip(greedy, speculative, strict=False)) if pair[0] != pair[1]), None)
-    if position is None:
-        return None
-    logits = steps[position][1].float()
-    margin = float(logits[greedy[position]] - logits[speculative[position]])
-    tolerance = 0.0 if _exact(target.head_weight) else 2 * _block_difference(target, input_ids, steps, block_size)
-    return Mismatch(prompt, position, margin, tolerance, tolerated=margin <= tolerance and tolerance > 0)
+) -> Mismatch:
+    """Whether speculative token `other` at `position` is a near tie of the target's own in `steps`."""
+    own, logits = steps[position]
+    margin = float(logits[own].float() - logits[other].float())
+    if _exact(target.head_weight):
+        return Mismatch(prompt, position, margin, tolerance=0.0, tolerated=False)
+    tolerance = 2 * _block_difference(target, input_ids, steps, block_size)
+    return Mismatch(prompt, position, margin, tolerance, tolerated=margin <= tolerance)
 
 
 def _exact(weight: Tensor) -> bool:

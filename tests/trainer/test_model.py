@@ -1,0 +1,187 @@
+"""The drafter: shape, names, initialisation, and its numbers against a slow reference and against Qwen3's layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.drafting import CONFIG, batch, drafter, generator
+from tests.trainer.reference import reference_hidden, reference_loss
+from trainer.block_mask import dense_block_mask
+from trainer.checkpoint import expected_shapes
+from trainer.dflash_model import DFlashDrafter, DrafterConfig, create_drafter_config, default_target_layer_ids
+from trainer.errors import InputError
+from trainer.loss import block_labels, block_loss
+
+pytestmark = pytest.mark.torch
+
+
+def forward(model, data):
+    mask = dense_block_mask(data.anchors, data.lengths, data.input_ids.shape[1], data.config.block_size)
+    return model(data.block_embeddings, data.target_hidden, data.anchors.positions, mask)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 2),
+    st.integers(2, 10),
+    st.integers(1, 5),
+    st.integers(2, 5),
+    st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_hidden_states_loss_and_every_gradient_equal_the_reference(seed, rows, length, anchors, block_size, supervised):
+    data = batch(seed, rows=rows, length=length, anchors=anchors, block_size=block_size, supervised=supervised)
+    model = drafter(seed, config=data.config)
+    hidden = forward(model, data)
+    labels, weights = block_labels(data.input_ids, data.loss_mask, data.lengths, data.anchors, block_size, 2.0)
+    loss = block_loss(hidden, data.embedding, labels, weights, chunk=5)
+    loss.loss_sum.backward()
+
+    state = {name: t.detach().clone().requires_grad_() for name, t in model.state_dict().items()}
+    wanted = reference_hidden(state, data.config, data.block_embeddings, data.target_hidden, data.anchors)
+    torch.testing.assert_close(hidden, wanted, rtol=1e-9, atol=1e-9)
+    total, weight_sum, right, counted = reference_loss(
+        wanted, data.embedding, data.input_ids, data.loss_mask, data.lengths, data.anchors, block_size, 2.0
+    )
+    assert loss.loss_sum.item() == pytest.approx(total.item(), rel=1e-6, abs=1e-6)
+    assert loss.weight_sum.item() == pytest.approx(weight_sum, rel=1e-6)
+    assert (loss.first_slot_correct.item(), loss.first_slot_count.item()) == (right, counted)
+    if not counted and not weight_sum:
+        assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+        return
+    total.backward()
+    for name, parameter in model.named_parameters():
+        # the weights are float32, so two ways of taking exp() differ in their last digit
+        scale = state[name].grad.abs().max()
+        torch.testing.assert_close(parameter.grad, state[name].grad, rtol=1e-6, atol=float(1e-6 * scale), msg=name)
+
+
+def test_layers_are_qwen3_layers_under_the_serving_names():
+    """With no context a drafter is a Qwen3 stack that looks both ways: the layers serving engines will build."""
+    qwen = transformers.Qwen3Config.from_dict(CONFIG.to_json("float32"))
+    qwen._attn_implementation = "eager"
+    assert qwen.rope_parameters["rope_theta"] == CONFIG.rope_theta
+    served = transformers.models.qwen3.modeling_qwen3.Qwen3Model(qwen).double()
+    model = drafter(4)
+    own = {k: v for k, v in model.state_dict().items() if k.startswith(("layers.", "norm."))}
+    missing, unexpected = served.load_state_dict(own, strict=False)
+    assert unexpected == []
+    assert missing == ["embed_tokens.weight"]
+    block = torch.randn((1, 4, 16), generator=generator(1), dtype=torch.float64)
+    sees_all = torch.zeros((1, 1, 4, 4), dtype=torch.float64)
+    with torch.no_grad():
+        wanted = served(inputs_embeds=block, attention_mask=sees_all, position_ids=torch.arange(4)[None])[0]
+        found = model(block, torch.zeros((1, 0, 32)).double(), torch.zeros((1, 1)).long(), sees_all == 0)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_five_layers_make_58_tensors_with_the_contracts_names_and_shapes():
+    config = replace(CONFIG, num_hidden_layers=5, num_target_layers=36, target_layer_ids=(1, 9, 17, 25, 33))
+    with torch.device("meta"):
+        state = DFlashDrafter(config, device="meta").state_dict()
+    assert len(state) == 58
+    assert {name: tuple(t.shape) for name, t in state.items()} == expected_shapes(config)
+    assert state["fc.weight"].shape == (16, 80)
+    assert state["layers.4.self_attn.k_proj.weight"].shape == (12, 16)
+
+
+def test_only_the_given_generator_draws_the_weights():
+    before = torch.get_rng_state()
+    model = DFlashDrafter(CONFIG, generator=generator(7))
+    low = DFlashDrafter(CONFIG, dtype=torch.bfloat16, generator=generator(7))
+    other = DFlashDrafter(CONFIG, generator=generator(8))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(model.fc.weight, other.fc.weight)
+    for (name, wide), narrow in zip(model.state_dict().items(), low.state_dict().values(), strict=True):
+        assert torch.equal(wide.bfloat16(), narrow), name
+    gate = DFlashDrafter(replace(CONFIG, intermediate_size=4000, initializer_range=0.02), generator=generator(1))
+    weight = gate.layers[0].mlp.gate_proj.weight
+    assert weight.std().item() == pytest.approx(0.02, rel=0.02)
+    assert abs(weight.mean().item()) < 3e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision_stays_near_float64(dtype):
+    data = batch(2)
+    wide = forward(drafter(3), data)
+    data.target_hidden, data.embedding = data.target_hidden.to(dtype), data.embedding.to(dtype)
+    found = forward(drafter(3, dtype), data)
+    assert found.dtype == dtype
+    error = (found.double() - wide).norm() / wide.norm()
+    assert error < {torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
+
+
+def test_a_step_is_one_graph_and_gives_the_same_gradients():
+    data = batch(6)
+    labels, weights = block_labels(data.input_ids, data.loss_mask, data.lengths, data.anchors, 4, 4.0)
+    mask = dense_block_mask(data.anchors, data.lengths, 14, 4)
+    arguments = (data.block_embeddings, data.target_hidden, data.anchors.positions, mask)
+    eager, compiled = drafter(5), drafter(5)
+
+    def step(model):
+        return block_loss(model(*arguments), data.embedding, labels, weights, chunk=9).loss_sum
+
+    step(eager).backward()
+    # fullgraph: a graph break is an error; aot_eager: forward and backward are traced, nothing is code-generated
+    torch.compile(step, fullgraph=True, dynamic=False, backend="aot_eager")(compiled).backward()
+    for (name, one), two in zip(eager.named_parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad, msg=name)
+
+
+def test_default_target_layers():
+    assert default_target_layer_ids(36, 5) == (1, 9, 17, 25, 33)
+    assert default_target_layer_ids(30, 1) == (15,)
+    assert default_target_layer_ids(30, 2) == (1, 27)
+    with pytest.raises(InputError, match="name the layers"):
+        default_target_layer_ids(4, 3)
+
+
+def test_a_config_follows_its_target():
+    qwen = transformers.Qwen3Config(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=12, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=32, vocab_size=100, rope_parameters={"rope_type": "default", "rope_theta": 5e5},
+    )  # fmt: skip
+    config = create_drafter_config(qwen, draft_layers=3, block_size=8, mask_token_id=99)
+    assert (config.head_dim, config.rope_theta, config.intermediate_size) == (32, 5e5, 96)
+    assert config.target_layer_ids == (1, 5, 9)
+    llama = transformers.LlamaConfig(hidden_size=64, num_hidden_layers=6, num_attention_heads=4, vocab_size=100)
+    config = create_drafter_config(
+        llama, draft_layers=2, block_size=8, mask_token_id=0, target_layer_ids=[0, 2, 5], intermediate_size=33
+    )
+    assert (config.head_dim, config.num_key_value_heads, config.intermediate_size) == (16, 4, 33)
+    assert config.target_layer_ids == (0, 2, 5)
+    assert DrafterConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "message"),
+    [
+        (transformers.GPT2Config(), {}, "intermediate_size"),
+        (
+            transformers.LlamaConfig(
+                rope_parameters={
+                    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+                }
+            ),
+            {},
+            "'llama3'",
+        ),
+        (transformers.LlamaConfig(), {"mask_token_id": 32000}, "0 to 31999"),
+        (transformers.LlamaConfig(), {"target_layer_ids": [3, 32]}, "0 to 31"),
+        (transformers.LlamaConfig(), {"target_layer_ids": [5, 3]}, "ascending"),
+        (transformers.LlamaConfig(), {"block_size": 1}, "at least 2"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(target, options, message):
+    values = {"draft_layers": 2, "block_size": 8, "mask_token_id": 5, **options}
+    with pytest.raises(InputError, match=message):
+        create_drafter_config(target, **values)
