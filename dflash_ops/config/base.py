@@ -42,4 +42,6 @@ class Matches:
 NAME = Matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "letters, digits, '.', '_' or '-' (first a letter or digit)")
 PROGRAM = Matches(r"/[^\x00-\x1f\x7f]*|[A-Za-z0-9_+][A-Za-z0-9_+.-]*", "an absolute path, or a name found on PATH")
 """Relative paths are refused: nobody could say relative to what."""
+SECTIONS = "sections"
+"""The type of a model's error that its loader tells better, with a line."""
 TEXT = Matches(r"[^\x00-\x1f\x7f]+", "text, not empty and without control characters")

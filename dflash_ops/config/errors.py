@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -27,8 +28,9 @@ class ConfigError(OpsError):
     """A configuration that cannot be used. Its text has one line for each problem; exit code 2."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        unique = dict.fromkeys(problems)
-        self.problems = tuple(sorted(unique, key=lambda problem: (problem.file, problem.line or 0)))
+        unique = list(dict.fromkeys(problems))
+        files = [problem.file for problem in unique]
+        self.problems = tuple(sorted(unique, key=lambda problem: (files.index(problem.file), problem.line or math.inf)))
         super().__init__(
             "\n".join(map(str, self.problems)),
             exit_code=ExitCode.USAGE,

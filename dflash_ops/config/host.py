@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from dflash_ops.config.base import NAME, PROGRAM, TEXT, Matches, Model
+from dflash_ops.config.base import NAME, PROGRAM, SECTIONS, TEXT, Matches, Model
 
 TransportName = Literal["local", "ssh", "pct"]
 
@@ -102,7 +102,7 @@ class Host(Model):
     def _sections_fit(self) -> Host:
         given = {key for key in ("ssh", "pct") if getattr(self, key) is not None}
         for _, message in section_problems(self.transport, given):
-            raise PydanticCustomError("sections", "{message}", {"message": message})
+            raise PydanticCustomError(SECTIONS, "{message}", {"message": message})
         return self
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from dflash_ops.config.base import SECTIONS
 from dflash_ops.config.document import Document, KeyPath
 from dflash_ops.config.errors import Problem, nearest
 
@@ -43,6 +44,8 @@ def problems_of(error: ValidationError, model: Section, data: object, locate: Lo
     found: dict[KeyPath, list[ErrorDetails]] = {}
     branched: set[KeyPath] = set()
     for detail in error.errors(include_url=False):
+        if detail["type"] == SECTIONS:
+            continue
         path = _path_in(data, detail["loc"])
         if len(path) < len(detail["loc"]) and detail["type"] != "missing":
             branched.add(path)
@@ -98,7 +101,7 @@ def _expected(detail: ErrorDetails) -> str:
         return _KINDS[kind]
     if kind in _LIMITS:
         words, key = _LIMITS[kind]
-        return f"{words} {context[key]}"
+        return f"{words} {context[key]:g}"
     if kind == "literal_error":
         return str(context["expected"])
     if kind == "finite_number":

@@ -1,0 +1,33 @@
+PYTHON ?= python3
+export PYTHON
+
+BIN := .venv/bin
+LATER := slow or rig or torch
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test clean
+
+help: ## this list
+	@echo "dflash-ops: build, ship, prove and run multi-threaded DFlash drafter training"
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "  PYTHON=/path/to/python3 chooses the Python (>= 3.10) that .venv is made with. PIP_* variables are honoured:"
+	@echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu gets the small torch without CUDA."
+
+demo: ## sets up .venv, then deploys playbooks/quickstart.yaml to this machine (CPU, minutes)
+	@scripts/venv.sh trainer
+	$(BIN)/dflash-ops deploy --host local --playbook quickstart
+
+test: ## sets up .venv, then lint, types and all tests (root on Debian/Ubuntu: installs openssh-server, lxc, uidmap)
+	@scripts/rig-packages.sh
+	@scripts/venv.sh trainer,dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not ($(LATER))"
+	$(BIN)/python -m pytest -m "$(LATER)"
+
+clean: ## removes .venv and caches; runs/ and what training left on hosts stay
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find dflash_ops trainer tests -type d -name __pycache__ -prune -exec rm -rf {} +
