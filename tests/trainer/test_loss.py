@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.drafting import batch, generator
