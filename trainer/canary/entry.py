@@ -1,0 +1,65 @@
+"""The canary's order of events."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from trainer.canary.evidence import Check, Evidence, Outcome
+from trainer.canary.gate import GateRecord, run_gate
+from trainer.canary.numbers import judge_numbers
+from trainer.canary.rehearsal import rehearse, save_and_load
+from trainer.canary.structure import judge_structure
+from trainer.canary.watchdog import Watchdog
+from trainer.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+def run_canary(settings: Settings, out: Path) -> int:
+    """Prove the workload on this machine: `evidence.json` last, in `out`; returns 0 (pass), 6 (fail) or 7.
+
+    Raises `InputError` where the settings are refused, which is no verdict. A hang ends the process with code 6 after
+    `workload.canary_timeout_s`.
+    """
+    evidence = Evidence(out)
+    with Watchdog(evidence, settings.workload.canary_timeout_s):
+        _gate(settings, out, evidence)
+        if evidence.outcome is Outcome.PASS:
+            rehearse(settings, out / "rehearsal", evidence)
+        return evidence.write(_passed(settings, evidence))
+
+
+def _gate(settings: Settings, out: Path, evidence: Evidence) -> None:
+    """The gate and everything that is judged from it; its models are let go before the rehearsal."""
+    started = time.monotonic()
+    record = run_gate(settings)
+    log.info("the gate's threads took %.1f s", time.monotonic() - started)
+    _failures(record, evidence)
+    judge_structure(record, evidence)
+    if record.failure is None:
+        started = time.monotonic()
+        judge_numbers(record, evidence)
+        log.info("the references took %.1f s", time.monotonic() - started)
+        save_and_load(record, out / "gate", evidence)
+
+
+def _failures(record: GateRecord, evidence: Evidence) -> None:
+    if record.failure is not None:
+        worker = int(record.failure.worker.rpartition("-")[2])
+        evidence.add(Check("worker", worker, Outcome.FAIL, record.failure.trace.strip()))
+    for name in record.hung:
+        summary = f"{name} did not end after another worker had failed"
+        evidence.add(Check("worker", int(name.rpartition("-")[2]), Outcome.FAIL, summary))
+
+
+def _passed(settings: Settings, evidence: Evidence) -> str:
+    work = settings.workload
+    gradients = [check.figures["worst"] for check in evidence.checks if check.id == "gradients"]
+    unchecked = sorted({check.id for check in evidence.checks if check.outcome is Outcome.NOT_CHECKED})
+    summary = (
+        f"{work.drafter_threads} drafters, {work.canary_steps} steps: "
+        f"gradients within {max(gradients, default=0.0):.1e} of eager; {work.rehearsal_steps} steps rehearsed"
+    )
+    return summary + (f"; not checked: {', '.join(unchecked)}" if unchecked else "")
