@@ -67,7 +67,9 @@ def decide(ending: Ending, evidence: Optional[Dict[str, Any]], log: Path) -> Tup
     if evidence is not None and claimed is not None and not ending.deadline and ending.code == _EXIT_CODES[claimed]:
         return claimed, evidence
     outside = ending.deadline or ending.signal in _FROM_OUTSIDE
-    outcome = Outcome.INCONCLUSIVE if outside else Outcome.FAIL
+    # it came to its end and yet gave no answer that can be believed
+    no_answer = ending.code in (_EXIT_CODES[Outcome.PASS], _EXIT_CODES[Outcome.INCONCLUSIVE])
+    outcome = Outcome.INCONCLUSIVE if outside or no_answer else Outcome.FAIL
     if evidence is None:
         said = "left no evidence"
     elif claimed is None:

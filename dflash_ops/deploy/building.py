@@ -59,7 +59,7 @@ def checked(release: Release, events: Events) -> list[Finding]:
     if refused:
         first = refused[0]
         raise OpsError(
-            f"{len(refused)} finding{'s' if len(refused) > 1 else ''} forbid this release; the first: {first.why}",
+            first.why if len(refused) == 1 else f"{first.why} (and {len(refused) - 1} more findings)",
             exit_code=ExitCode.REFUSED,
             kind="check",
             where=f"{first.path}:{first.line}",

@@ -106,7 +106,7 @@ def test_canary_again_runs_again(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("fault", "code", "words"),
     [
-        ("syntax-error", 3, "syntax"),
+        ("syntax-error", 3, "tiny_trainer/pipeline.py:"),
         ("wrong-gradient-one-worker", 6, "gradient"),
         ("worker-hangs", 6, "worker"),
         ("worker-dies", 6, ""),
