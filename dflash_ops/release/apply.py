@@ -22,6 +22,7 @@ def apply_patch(tree: Mapping[str, TreeFile], data: bytes, patch: str) -> dict[s
     result = dict(tree)
     for diff in parse(data, patch):
         _apply_file(result, diff, patch)
+    _refuse_file_and_folder(result, patch)
     return result
 
 
@@ -43,23 +44,25 @@ def _apply_file(tree: dict[str, TreeFile], diff: FileDiff, patch: str) -> None:
             raise refuse("would be deleted, but the patch does not hold all of it", diff.old, _REGENERATE)
         del tree[diff.old]
         return
-    if diff.change is not Change.MODIFY:
-        in_the_way = _in_the_way(tree, diff.new)
-        if in_the_way is not None:
-            raise refuse(
-                f"the patch would make it, but {in_the_way} is there already",
-                diff.new,
-                "take that part out of the patch, or the file out of the source tree",
-            )
+    if diff.change is not Change.MODIFY and diff.new in tree:
+        raise refuse(
+            "the patch would make it, but it is there already",
+            diff.new,
+            "take that part out of the patch, or the file out of the source tree",
+        )
     if diff.change is Change.RENAME:
         del tree[diff.old]
     tree[diff.new] = TreeFile(content, old.mode if diff.new_mode is None else diff.new_mode)
 
 
-def _in_the_way(tree: Mapping[str, TreeFile], path: str) -> str | None:
-    """The file that keeps `path` from being made: itself, a file where a folder must be, or one inside it."""
-    parents = {path[: match.start()] for match in re.finditer("/", path)}
-    return next((other for other in tree if other == path or other in parents or other.startswith(f"{path}/")), None)
+def _refuse_file_and_folder(tree: Mapping[str, TreeFile], patch: str) -> None:
+    """Asked at the end: git's diffs make `b` before they delete `b/x`."""
+    for path in tree:
+        for match in re.finditer("/", path):
+            if path[: match.start()] in tree:
+                raise PatchError(
+                    f"{path[: match.start()]} would be a file and a folder", PatchPlace(patch, path), _REGENERATE
+                )
 
 
 def _nearest(tree: Mapping[str, TreeFile], path: str) -> str:

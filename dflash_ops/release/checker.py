@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_ops.release import syntax_probe
@@ -50,24 +50,28 @@ def _syntax(path: str, line: int, message: str, python: str | None) -> Finding:
     )
 
 
-def _rules(data: bytes, path: str) -> Iterator[Finding]:
+def _rules(data: bytes, path: str) -> list[Finding]:
     error = syntax_probe.compile_error(data, path)
     if error is not None:
-        # Good for the target's Python but not for ours: the rules read with ours, and silence would look like a pass.
-        yield Finding(
-            "not-checked",
-            Severity.WARNING,
-            path,
-            int(error[0]),
-            f"compiles under the target's Python but not under this one, so no rule looked at it: {error[1]}",
-            "run the check with the target's Python version",
-        )
-        return
-    module = Module.parse(data)
-    allowances = Allowances.read(data)
-    for rule in RULES:
-        for hit in rule.find(module):
-            yield _finding(rule, hit, path, allowances)
+        return [_not_checked(path, int(error[0]), f"this Python does not compile it ({error[1]})")]
+    try:
+        module = Module.parse(data)
+        allowances = Allowances.read(data)
+        return [_finding(rule, hit, path, allowances) for rule in RULES for hit in rule.find(module)]
+    except RecursionError:
+        return [_not_checked(path, 0, "an expression in it is nested too deep")]
+
+
+def _not_checked(path: str, line: int, reason: str) -> Finding:
+    """The target's Python takes the file, so the build may go on; but silence would look like a pass."""
+    return Finding(
+        "not-checked",
+        Severity.WARNING,
+        path,
+        line,
+        f"no rule looked at this file: {reason}",
+        "run the check with the target's Python version, or split the expression",
+    )
 
 
 def _finding(rule: Rule, hit: Hit, path: str, allowances: Allowances) -> Finding:
@@ -84,17 +88,20 @@ def _local_errors(files: Sequence[Path]) -> dict[Path, tuple[int, str]]:
 
 
 def _foreign_errors(files: Sequence[Path], python: str) -> dict[Path, tuple[int, str]]:
+    fix = "name a Python 3.9 or newer"
     try:
         done = subprocess.run(
             [python, "-I", "-B", syntax_probe.__file__],
             input=json.dumps([str(file) for file in files]).encode(),
             capture_output=True,
-            check=True,
+            check=False,
             timeout=_PROBE_TIMEOUT_S,
         )
-        answer = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise ReleaseError(
-            f"this interpreter cannot check syntax: {error}", python, "name a Python 3.9 or newer"
-        ) from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ReleaseError(f"this interpreter cannot check syntax: {error}", python, fix) from error
+    if done.returncode != 0:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        what = f"this interpreter cannot check syntax: exit code {done.returncode}"
+        raise ReleaseError(": ".join([what, *said[-1:]]), python, fix)
+    answer = json.loads(done.stdout)
     return {Path(path): (int(line), str(message)) for path, (line, message) in answer.items()}

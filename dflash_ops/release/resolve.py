@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dflash_ops.release.scopes import (
     Binding,
@@ -26,6 +26,7 @@ class Module:
 
     tree: ast.Module
     scopes: dict[ast.AST, Scope]
+    names: dict[ast.expr, str | None] = field(default_factory=dict)  # found so far
 
     @classmethod
     def parse(cls, source: bytes) -> Module:
@@ -39,21 +40,25 @@ class Module:
     def calls(self) -> Iterator[ast.Call]:
         return (node for node in self.nodes() if isinstance(node, ast.Call))
 
-    def name(self, node: ast.expr, depth: int = 0) -> str | None:
+    def name(self, node: ast.expr) -> str | None:
         """The dotted name, from the top-level package on, that `node` refers to (`torch.compile`, or
         `builtins.getattr`); None where the file does not tell, or tells several."""
-        if depth > _MAX_DEPTH:
-            return None
+        if node not in self.names:
+            self.names[node] = None  # what an alias of itself finds
+            self.names[node] = self._find_name(node)
+        return self.names[node]
+
+    def _find_name(self, node: ast.expr) -> str | None:
         if isinstance(node, ast.Name):
-            return self._bound_name(node, depth)
+            return self._bound_name(node)
         if isinstance(node, ast.Attribute):
-            base = self.name(node.value, depth + 1)
+            base = self.name(node.value)
             return f"{base}.{node.attr}" if base else None
         if isinstance(node, ast.NamedExpr):
-            return self.name(node.value, depth + 1)
+            return self.name(node.value)
         if isinstance(node, ast.Call) and node.args:
-            return self._called_name(node, depth)
-        if isinstance(node, ast.Subscript) and self.name(node.value, depth + 1) == "sys.modules":
+            return self._called_name(node)
+        if isinstance(node, ast.Subscript) and self.name(node.value) == "sys.modules":
             return text(node.slice)
         return None
 
@@ -131,26 +136,25 @@ class Module:
                     found.update(self.items(keyword.value, depth + 1))
         return found
 
-    def _bound_name(self, node: ast.Name, depth: int) -> str | None:
+    def _bound_name(self, node: ast.Name) -> str | None:
         bindings = self.scopes[node].lookup(node.id)
         if not bindings:
             return f"builtins.{node.id}"
         # `except ImportError: torch = None` does not make torch something else
-        names = {self._binding_name(found, depth) for found in bindings if not is_none(found)}
+        names = {self._binding_name(found) for found in bindings if not is_none(found)}
         return names.pop() if len(names) == 1 else None
 
-    def _binding_name(self, binding: Binding, depth: int) -> str | None:
+    def _binding_name(self, binding: Binding) -> str | None:
         if isinstance(binding, Imported):
             return binding.name
-        # a lambda is an expression as well, and has no name
-        return self.name(binding, depth + 1) if isinstance(binding, ast.expr) else None
+        return self.name(binding) if isinstance(binding, ast.expr) else None
 
-    def _called_name(self, call: ast.Call, depth: int) -> str | None:
-        function = self.name(call.func, depth + 1)
+    def _called_name(self, call: ast.Call) -> str | None:
+        function = self.name(call.func)
         if function in _IMPORTERS:
             return text(call.args[0])
         if function == "builtins.getattr" and len(call.args) >= 2:
-            base, attribute = self.name(call.args[0], depth + 1), text(call.args[1])
+            base, attribute = self.name(call.args[0]), text(call.args[1])
             return f"{base}.{attribute}" if base and attribute else None
         return None
 
