@@ -1,0 +1,76 @@
+"""The start of a conversation: through shells, past banners, and refused with one clear line."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_ops.agent.bootstrap import BOOTSTRAP, REFUSED
+from dflash_ops.agent.bundle import agent_bundle
+from tests.agent.client import Agent, AgentFailed
+
+
+def test_bootstrap_is_one_harmless_argument() -> None:
+    assert not set(BOOTSTRAP) & set('"\n\\$`!')
+
+
+def test_noise_before_the_sentinel_and_two_shells_on_the_way(work: Path) -> None:
+    def through_two_shells(argv: list[str]) -> list[str]:
+        inner = f"echo Welcome; printf no-newline; exec {shlex.join(argv)}"
+        return ["sh", "-c", f"exec sh -c {shlex.quote(inner)}"]
+
+    with Agent(work, wrap=through_two_shells) as agent:
+        assert agent.noise == b"Welcome\nno-newline"
+        assert agent.call("facts").result["workdir"] == str(work)
+
+
+def test_agent_is_kept_under_its_digest_and_private(work: Path) -> None:
+    data, digest = agent_bundle()
+    with Agent(work):
+        assert (work / "agent" / f"{digest}.pyz").read_bytes() == data
+        assert list((work / "agent").iterdir()) == [work / "agent" / f"{digest}.pyz"]
+        assert work.stat().st_mode & 0o777 == 0o700
+
+
+def test_home_is_expanded(tmp_path: Path) -> None:
+    with Agent(Path("~/deep/work"), environment={**os.environ, "HOME": str(tmp_path)}) as agent:
+        assert agent.call("facts").result["workdir"] == str(tmp_path / "deep" / "work")
+
+
+def refusal(argv: list[str], data: bytes) -> tuple[int, str]:
+    done = subprocess.run([sys.executable, "-I", "-c", BOOTSTRAP, *argv], input=data, capture_output=True, check=False)
+    return done.returncode, done.stdout.decode()
+
+
+def test_a_damaged_agent_is_refused(work: Path) -> None:
+    code, said = refusal(["abc", "3", "0" * 64, str(work)], b"xyz")
+    assert code == 1
+    assert said.startswith(f"\n{REFUSED} abc {{")
+    assert "arrived damaged" in said
+    assert '"exit": 4' in said
+    assert not work.exists()
+
+
+def test_a_work_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(AgentFailed) as caught:
+        Agent(tmp_path / "file" / "work")
+    assert caught.value.exit == 5
+    assert str(tmp_path / "file") in caught.value.what
+
+
+def test_facts_are_of_this_host(agent: Agent, work: Path) -> None:
+    facts = agent.call("facts").result
+    assert facts["uid"] == os.geteuid()
+    assert facts["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert facts["cpus"] == len(os.sched_getaffinity(0))
+    assert facts["disk_free_bytes"] > 0
+    assert facts["memory_bytes"] > 0
+    assert facts["cgroup"] in (1, 2)
+    assert facts["systemd"] == Path("/run/systemd/system").is_dir()
+    assert facts["releases"] == []

@@ -1,0 +1,122 @@
+"""A trainer of the contract's shape that does what `training.act` says. It is read as text and put into releases."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+verb = sys.argv[1]
+options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+out = Path(options["--out"])
+settings = json.loads(Path(options["--settings"]).read_text())
+act = settings["training"].get("act", {})
+names = ("PATH", "PYTHONPATH", "PYTHONPYCACHEPREFIX", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "HOME", "SECRET")
+seen = {name: os.environ.get(name) for name in names}
+
+
+def write(name, value):
+    part = out / (name + ".tmp")
+    part.write_text(json.dumps(value))
+    part.rename(out / name)
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def say_forever():
+    number = 0
+    while True:
+        say(f"line {number}")
+        number += 1
+        time.sleep(0.02)
+
+
+def checkpoint(step):
+    folder = out / "checkpoints" / f"step-{step:06d}"
+    folder.mkdir(parents=True)
+    weights = b"w" * 100
+    (folder / "model.safetensors").write_bytes(weights)
+    sha256 = hashlib.sha256(weights).hexdigest()
+    listed = {"path": "model.safetensors", "size": len(weights), "sha256": sha256, "role": "weights"}
+    manifest = {"v": 1, "kind": "checkpoint", "step": step, "files": [listed]}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def leave_grandchild(seconds):
+    # its own session: no signal to the job's group reaches it
+    code = f"import time\nfor i in range({seconds * 50}):\n    print('grandchild', flush=True); time.sleep(0.02)"
+    return subprocess.Popen([sys.executable, "-c", code], start_new_session=True).pid
+
+
+say(f"stdin {len(sys.stdin.read())} bytes")
+say(f"{verb} of {settings['run']} in {Path.cwd()}")
+if act.get("grandchild"):
+    say(f"grandchild is {leave_grandchild(60)}")
+
+if verb == "check":
+    if act.get("crash"):
+        raise RuntimeError("check crashed")
+    write(
+        "check.json",
+        {
+            "contract": 1,
+            "outcome": act.get("check", "ok"),
+            "problems": [],
+            "settings": settings,
+            "environment": seen,
+            "uid": os.getuid(),
+        },
+    )
+    sys.exit(0 if act.get("check", "ok") == "ok" else 2)
+if verb == "prepare":
+    write("data.json", [1, 2, 3])
+    if act.get("half"):
+        sys.exit(1)
+    write("prepare.json", {"rows": 3})
+if verb == "canary":
+    if act.get("hang"):
+        signal.signal(signal.SIGUSR1, lambda *_: say("stack of every thread"))
+        say_forever()
+    if act.get("edit"):
+        edited = Path(act["edit"])
+        edited.chmod(0o644)
+        with edited.open("a") as file:
+            file.write("# changed")
+    if "evidence" in act:
+        write("evidence.json", {"contract": 1, "outcome": act["evidence"], "summary": "as told", "checks": []})
+    if "signal" in act:
+        os.kill(os.getpid(), act["signal"])
+    sys.exit(act.get("exit", 0))
+if verb == "run":
+    if act.get("stubborn"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        say("ready")
+        say_forever()
+    if act.get("forever"):
+
+        def stop(*_):
+            checkpoint(1)
+            say("the last line")
+            write("result.json", {"outcome": "stopped"})
+            os._exit(20)
+
+        signal.signal(signal.SIGTERM, stop)
+        say("ready")
+        say_forever()
+    with (out / "metrics.ndjson").open("a") as metrics:
+        for step in range(act.get("steps", 3)):
+            metrics.write(json.dumps({"v": 1, "kind": "step", "step": step, "loss": 1.0, "time": time.time()}) + "\n")
+            metrics.flush()
+            say(f"step {step}")
+            time.sleep(act.get("pause", 0))
+        metrics.write(json.dumps({"v": 1, "kind": "evaluation", "step": step}) + "\n")
+    checkpoint(3)
+    write("result.json", {"contract": 1, "outcome": "completed"})
+    if "signal" in act:
+        os.kill(os.getpid(), act["signal"])
+    sys.exit(act.get("exit", 0))
