@@ -19,9 +19,7 @@ def judge_structure(record: GateRecord, evidence: Evidence) -> None:
     if not record.parts.strategy.compiles:
         why = f"strategy {record.parts.strategy.name} compiles nothing"
         for name in ("compile_gate", "code_objects", "recompiles"):
-            evidence.add(
-                Check(name, None, Outcome.NOT_CHECKED, f"strategy {record.parts.strategy.name} compiles nothing")
-            )
+            evidence.add(Check(name, None, Outcome.NOT_CHECKED, why))
     else:
         _compile_gate(record, evidence)
         if record.failure is None:
