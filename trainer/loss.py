@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,12 +83,17 @@ def block_loss(hidden: Tensor, head_weight: Tensor, labels: Tensor, weights: Ten
     rows = by_slot.reshape(blocks * (size - 1), hidden.shape[-1])
     flat_labels = labels.reshape(blocks, size)[:, 1:].t().reshape(-1)
     flat_weights = weights.reshape(blocks, size)[:, 1:].t().reshape(-1)
-    if torch.is_grad_enabled() and hidden.requires_grad:
-        loss_sum, correct = _FusedHead.apply(rows, head_weight, flat_labels, flat_weights, blocks, chunk)
-    else:
-        loss_sum, correct, _ = _head_pass(
-            rows, head_weight, flat_labels, flat_weights, first_rows=blocks, chunk=chunk, with_gradient=False
+    wants_gradient = torch.is_grad_enabled() and hidden.requires_grad
+    with torch.no_grad():
+        loss_sum, correct, gradient = _head_pass(
+            rows, head_weight, flat_labels, flat_weights, first_rows=blocks, chunk=chunk, with_gradient=wants_gradient
         )
+    if wants_gradient:
+        # Ties the gradient to the rows: adds x - x, whose derivative is `gradient`. An autograd.Function would say it
+        # plainly, but torch 2.11 compiles one like that to gradients that are all zero, without a word. In float32,
+        # since the caller's scale (1 / weights) rounded to bfloat16 would bend the whole gradient.
+        tie = (rows.to(torch.promote_types(rows.dtype, torch.float32)) * gradient).sum()
+        loss_sum = loss_sum + (tie - tie.detach()).to(torch.float32)
     return BlockLoss(
         loss_sum=loss_sum,
         weight_sum=flat_weights.sum(),
@@ -108,7 +112,7 @@ def _head_pass(
     chunk: int,
     with_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss sum, right answers among the first `first_rows` rows, and d(loss sum)/d(rows) if wanted."""
+    """Loss sum, right answers among the first `first_rows` rows, and d(loss sum)/d(rows) if wanted (else empty)."""
     wide = torch.promote_types(rows.dtype, torch.float32)
     total = torch.zeros((), dtype=wide, device=rows.device)
     correct = torch.zeros((), dtype=torch.float32, device=rows.device)
@@ -130,31 +134,3 @@ def _head_pass(
             gradients.append(torch.mm((error * weight[:, None]).to(rows.dtype), head_weight))
     gradient = torch.cat(gradients) if gradients else rows.new_empty(0)
     return total.to(torch.float32), correct, gradient
-
-
-class _FusedHead(torch.autograd.Function):
-    """Head and cross-entropy, the rows' gradient taken in the forward; the frozen head gets none."""
-
-    @staticmethod
-    def forward(  # noqa: PLR0917 -- apply() takes no keywords
-        ctx: Any,
-        rows: Tensor,
-        head_weight: Tensor,
-        labels: Tensor,
-        weights: Tensor,
-        first_rows: int,
-        chunk: int,
-    ) -> tuple[Tensor, Tensor]:
-        loss_sum, correct, gradient = _head_pass(
-            rows, head_weight, labels, weights, first_rows=first_rows, chunk=chunk, with_gradient=True
-        )
-        ctx.save_for_backward(gradient)
-        ctx.mark_non_differentiable(correct)
-        return loss_sum, correct
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors
-        # in bfloat16 the scale itself would be rounded, and the whole gradient with it
-        wide = torch.promote_types(gradient.dtype, torch.float32)
-        return (gradient.to(wide) * grads[0]).to(gradient.dtype), None, None, None, None, None
