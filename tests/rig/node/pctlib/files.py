@@ -22,6 +22,7 @@ from pctlib.errors import PctError
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 NAMESPACES = {"mnt": "mount", "user": "user"}
+ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -72,16 +73,20 @@ def pull(init_pid: int, source: str, destination: str, ownership: Ownership) -> 
 
 def _in_worker(work: Callable[[], None]) -> None:
     """Run `work` in a child of its own session and drop its status; PctError when this process is told to end."""
+    # Blocked until the handlers are there: a signal must not find a worker without anyone to end it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     worker = os.fork()
     if worker == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         _run_and_exit(work)
 
     def interrupted(signum: int, frame: FrameType | None) -> None:
         os.kill(worker, signal.SIGKILL)
         raise PctError("received interrupt")
 
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+    for number in ENDING:
         signal.signal(number, interrupted)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     os.waitpid(worker, 0)
 
 

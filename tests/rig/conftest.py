@@ -1,3 +1,0 @@
-from tests.rig.plugin import rig
-
-__all__ = ["rig"]
