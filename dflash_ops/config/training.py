@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from dflash_ops.config.base import TEXT, Model
 
 Count = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Beta = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 PathText = Annotated[str, TEXT]
 
@@ -20,12 +19,12 @@ class Training(Model):
 
     steps: Count
     """Optimiser steps."""
-    learning_rate: Positive = 6e-4
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 6e-4
     """Peak; cosine with warm-up."""
     warmup_ratio: Fraction = 0.04
     """Share of the steps."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.95)
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)
     """AdamW's."""
     clip: Positive = 1.0
     """Largest gradient norm."""
@@ -44,7 +43,7 @@ class Training(Model):
     """Longest answer, in tokens."""
     answer_batch: Count = 16
     """Prompts answered at a time."""
-    evaluation_prompts: Annotated[int, Field(ge=0)] = 8
+    evaluation_prompts: Annotated[int, Field(ge=0, validate_default=True)] = 8
     """Held out: the last of the prompts, never trained on."""
     evaluation_tokens: Count = 32
     """Tokens decoded for each of them."""
@@ -54,3 +53,11 @@ class Training(Model):
     """Optimiser steps between two lines of metrics."""
     resume_from: PathText | None = None
     """A complete checkpoint on the host."""
+
+    @field_validator("evaluation_prompts")
+    @classmethod
+    def _some_are_left(cls, held_out: int, info: ValidationInfo) -> int:
+        count = info.data.get("prompt_count", held_out + 1)
+        if info.data.get("data") is None and held_out >= count:
+            raise ValueError(f"holds out {held_out} prompts, prompt_count is {count}: none is left to train on")
+        return held_out

@@ -12,12 +12,12 @@ Count = Annotated[int, Field(ge=1)]
 Dtype = Literal["float32", "bfloat16"]
 Device = Annotated[str, Matches(r"cpu|cuda:[0-9]+", "'cpu' or 'cuda:N'")]
 GpuUuid = Annotated[str, Matches(r"(GPU|MIG)-[0-9A-Za-z/-]+", "a UUID as `nvidia-smi -L` prints it")]
-GpuIndex = Annotated[int, Field(ge=0)]
+Index = Annotated[int, Field(ge=0)]
 # strict refuses a list where a tuple is meant; the items stay strict
 Devices = Annotated[tuple[Device, ...], Field(strict=False, min_length=1)]
-Gpus = Annotated[tuple[GpuIndex | GpuUuid, ...], Field(strict=False, min_length=1)]
-Layers = Annotated[tuple[GpuIndex, ...], Field(strict=False, min_length=1)]
-Buckets = Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
+Gpus = Annotated[tuple[Index | GpuUuid, ...], Field(strict=False, min_length=1)]
+Layers = Annotated[tuple[Index, ...], Field(strict=False, min_length=1)]
+Buckets = Annotated[tuple[Annotated[int, Field(ge=2)], ...], Field(strict=False, min_length=1)]
 
 
 class Workload(Model):
@@ -59,7 +59,7 @@ class Workload(Model):
     """auto (evenly spaced), or the target layers whose output feeds the drafter."""
     draft_ffn: Count | None = None
     """The drafter's FFN width; null: the target's."""
-    mask_token: Annotated[str, Field(min_length=1)] | GpuIndex
+    mask_token: Annotated[str, Field(min_length=1)] | Index
     """A reserved token of the target's vocabulary (text or id); never pad, eos, bos or one of the data."""
     canary_steps: Count = 3
     """Optimiser steps that the gate compares."""
@@ -77,9 +77,9 @@ class Workload(Model):
             raise ValueError(f"names {len(devices)} devices, {threads} is {count}; one entry for each")
         return devices
 
-    @field_validator("buckets")
+    @field_validator("buckets", "target_layers")
     @classmethod
-    def _ascending(cls, buckets: tuple[int, ...]) -> tuple[int, ...]:
-        if list(buckets) != sorted(set(buckets)):
-            raise ValueError("must be ascending, each length once")
-        return buckets
+    def _ascending(cls, numbers: tuple[int, ...] | Literal["auto"]) -> tuple[int, ...] | Literal["auto"]:
+        if not isinstance(numbers, str) and list(numbers) != sorted(set(numbers)):
+            raise ValueError("must be ascending, each number once")
+        return numbers

@@ -81,7 +81,7 @@ runn: {}
             "workload.gpus: [0, x]",
             'workload.gpus[1] must be a whole number or a UUID as `nvidia-smi -L` prints it, not "x"',
         ),
-        ("workload.buckets: [64, 32]", "workload.buckets must be ascending, each length once, not [64, 32]"),
+        ("workload.buckets: [64, 32]", "workload.buckets must be ascending, each number once, not [64, 32]"),
         ("workload.buckets: []", "workload.buckets must be a list of at least 1, not []"),
         (
             "workload.drafter_devices: [cpu, cpu]",

@@ -1,0 +1,77 @@
+"""What a playbook may say is what the bundled trainer takes: no setting passes here to be refused on the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflash_ops.config import ConfigError, load_playbook
+from dflash_ops.config.document import parse_document
+from trainer.errors import InputError
+from trainer.settings import settings_from_json
+
+SMALL = "version: 1\nworkload: {target: t, mask_token: m}\ntraining: {steps: 5}\n"
+COUNTS = [
+    *("drafter_threads", "target_workers", "anchors", "batch_size", "accumulation", "draft_layers", "draft_ffn"),
+    *("canary_steps", "rehearsal_steps", "canary_timeout_s", "steps", "prompt_count", "answer_tokens", "answer_batch"),
+    *("evaluation_tokens", "checkpoint_every", "log_every"),
+]
+GOOD = [
+    *(f"{key}=1" for key in COUNTS if key != "prompt_count"),
+    *("prompt_count=9", "evaluation_prompts=0", "evaluation_prompts=63", "block_size=2", "mask_token=0", "seed=0"),
+    *("gpus=[0, GPU-1f]", "buckets=[2, 3]", "target_layers=[0, 5]", "drafter_devices=[cpu]", "target_devices=[cuda:3]"),
+    *("dtype=float32", "target_dtype=bfloat16", "strategy=eager", "strategy=default", "require_cuda=false"),
+    *("learning_rate=1", "warmup_ratio=0", "weight_decay=1", "betas=[0, 0.999]", "clip=0.1", "decay_gamma=7"),
+    *("decay_gamma=", "draft_ffn=", "data=/d", "prompts=package:a/b", "resume_from=/c", "prompt_field=text"),
+]
+BAD = [
+    *(f"{key}=0" for key in COUNTS),
+    *(
+        "evaluation_prompts=-1",
+        "evaluation_prompts=64",
+        "prompt_count=8",
+        "block_size=1",
+        "mask_token=-1",
+        "mask_token=''",
+    ),
+    *("seed=-1", "gpus=[]", "gpus=some", "gpus=[-1]", "buckets=[]", "buckets=[3, 2]", "buckets=[2, 2]", "buckets=[1]"),
+    *(
+        "target_layers=[5, 0]",
+        "target_layers=[]",
+        "drafter_devices=[cpu, cpu]",
+        "drafter_devices=[gpu]",
+        "target_devices=[]",
+    ),
+    *("dtype=float16", "strategy=max-autotune", "require_cuda=1", "steps=1.5", "steps=", "steps=true", "target=''"),
+    *("learning_rate=0", "learning_rate=2", "warmup_ratio=1", "weight_decay=-1", "betas=[0.9]", "betas=[0.9, 1]"),
+    *("clip=0", "decay_gamma=0", "prompt_field=", "data=''"),
+]
+
+
+@pytest.mark.parametrize("name", ["quickstart", "train"])
+def test_the_bundled_playbooks_are_taken(name: str) -> None:
+    book = load_playbook(name, sets=[])
+    taken = settings_from_json(book.settings("r", "/prepared", "/cache"))
+    assert (taken.workload.buckets, taken.training.steps) == (book.workload.buckets, book.training.steps)
+
+
+@pytest.mark.parametrize("given", GOOD)
+def test_what_passes_here_the_trainer_takes(given: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(SMALL)
+    settings_from_json(load_playbook(str(path), sets=[given]).settings("r", None, "/cache"))
+
+
+@pytest.mark.parametrize("given", BAD)
+def test_what_the_trainer_refuses_is_refused_here(given: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(SMALL)
+    settings = load_playbook(str(path), sets=[]).settings("r", None, "/cache")
+    key, _, text = given.partition("=")
+    with pytest.raises(ConfigError, match=key):
+        load_playbook(str(path), sets=[given])
+    section = "workload" if key in settings["workload"] else "training"
+    settings[section][key] = parse_document(text, "x").data if text else None
+    with pytest.raises(InputError):
+        settings_from_json(settings)
