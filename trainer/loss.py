@@ -90,8 +90,8 @@ def block_loss(hidden: Tensor, head_weight: Tensor, labels: Tensor, weights: Ten
         )
     if wants_gradient:
         # Ties the gradient to the rows: adds x - x, whose derivative is `gradient`. An autograd.Function would say it
-        # plainly, but torch 2.11 compiles one like that to gradients that are all zero, without a word. In float32,
-        # since the caller's scale (1 / weights) rounded to bfloat16 would bend the whole gradient.
+        # plainly, but torch 2.11 compiled this loss, written as one, to gradients that were all zero, without a word.
+        # In float32, since the caller's scale (1 / weights) rounded to bfloat16 would bend the whole gradient.
         tie = (rows.to(torch.promote_types(rows.dtype, torch.float32)) * gradient).sum()
         loss_sum = loss_sum + (tie - tie.detach()).to(torch.float32)
     return BlockLoss(
