@@ -56,16 +56,14 @@ class Stages:
         with NamedTemporaryFile(prefix="dflash-ops-", suffix=".tar.gz") as archive:
             archive.write(release.archive)
             archive.flush()
+            delivered = self._delivered(Path(archive.name), release.digest)
             result = self.conversation.request(
                 "stage",
-                {
-                    "digest": release.digest,
-                    "size": len(release.archive),
-                    "path": self._delivered(Path(archive.name), release.digest),
-                },
+                {"digest": release.digest, "size": len(release.archive), "path": delivered},
                 upload=Path(archive.name),
             )
-        self.events.emit("staged", release=release.digest, sent=len(release.archive) if result["sent"] else 0)
+        sent = len(release.archive) if result["sent"] or delivered else 0
+        self.events.emit("staged", release=release.digest, sent=sent)
         answer = self.conversation.request("syntax", {"digest": release.digest, "python": self.session.python})
         self.conversation.request("activate", {"digest": release.digest})
         self.events.emit("activated", release=release.digest, files=answer["files"])
