@@ -19,6 +19,7 @@ _NAMED_ROWS = 20
 _SCAN_ROWS = 2048
 
 log = logging.getLogger(__name__)
+datasets.disable_progress_bars()
 
 
 @dataclass(frozen=True)

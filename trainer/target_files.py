@@ -29,6 +29,8 @@ _SMALL_FILES = (
 _QUANTISER_MARKS = ("hf_quantizer", "is_quantized", "quantization_method")
 
 log = logging.getLogger(__name__)
+# a log is no terminal: bars would fill it with carriage returns
+transformers.utils.logging.disable_progress_bar()
 
 
 def is_gguf(path: Path) -> bool:

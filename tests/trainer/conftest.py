@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+# read when torch is first imported, as in trainer.__main__: waiting threads must sleep, not spin
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
+import torch
 
 WORDS = [f"w{index}" for index in range(40)]
 SPECIAL = ["<unk>", "<pad>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<reserved_0>", "<reserved_1>"]
@@ -154,9 +157,7 @@ def _keys(section: str) -> set[str]:
 
 
 @pytest.fixture(scope="session")
-def prepared_folder(
-    tiny_target: Path, tiny_prompts: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def prepared_folder(tiny_target: Path, tiny_prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `prepare` makes with the base settings of `make_settings`."""
     from trainer.prepare import prepare
     from trainer.settings import settings_from_json

@@ -1,0 +1,177 @@
+"""Compiling in threads: own code objects, one at a time under the gate, nothing left behind, nothing compiled after."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.test_exchange import CONFIG, batches, in_threads
+from trainer.abort import Abort
+from trainer.compile import STRATEGIES, CompileLog, Gate, gate_holder, private_function, steady_phase, untouched
+from trainer.dflash_model import DFlashDrafter
+from trainer.errors import Aborted
+from trainer.step import DrafterForwardBackward, FrozenHead
+
+pytestmark = pytest.mark.torch
+
+
+def test_private_functions_share_nothing_but_their_text() -> None:
+    base = 3
+
+    def add(x: int, *, y: int = 4) -> int:
+        return base + x + y
+
+    one, two = private_function(add, "worker_0"), private_function(add, "worker_1")
+    assert one(1) == two(1) == 8
+    assert one.__code__ is not two.__code__ is not add.__code__
+    assert (one.__code__.co_name, two.__code__.co_name) == ("worker_0", "worker_1")
+    with pytest.raises(TypeError, match="not a Python function"):
+        private_function(len, "x")
+
+
+@pytest.mark.parametrize("strategy", ["default", "reduce-overhead"])
+def test_workers_compile_under_the_gate_and_then_never_again(strategy: str) -> None:
+    workers = 2
+    abort = Abort()
+    layers = [torch.nn.Linear(4, 4, bias=False) for _ in range(workers)]
+    start = threading.Barrier(workers)
+
+    def work(index: int) -> Any:
+        torch.set_num_threads(1)
+        threading.current_thread().name = f"worker-{index}"
+        layer = layers[index]
+
+        def forward(x: Any) -> Any:
+            return layer(x).sin().sum()
+
+        start.wait()
+        with gate.exclusive(f"worker-{index}"):
+            compiled = STRATEGIES[strategy].compile(private_function(forward, f"forward_{index}"))
+            for _ in range(STRATEGIES[strategy].warm_up_calls):
+                compiled(torch.ones(3, 4)).backward()
+        gate.pass_through()
+        found = []
+        for step in range(3):
+            layer.weight.grad = None
+            x = torch.full((3, 4), float(step + index))
+            compiled(x).backward()
+            mine = layer.weight.grad.clone()
+            layer.weight.grad = None
+            forward(x).backward()
+            found.append((mine, layer.weight.grad.clone()))
+        with pytest.raises(Exception, match="recompil"):
+            compiled(torch.ones(5, 4))
+        return found
+
+    with CompileLog() as log, steady_phase() as forbid:
+        gate = Gate(workers, abort, on_open=forbid)
+        found = in_threads(workers, work, 300)
+    for each in found:
+        assert isinstance(each, list), each
+        for mine, reference in each:
+            torch.testing.assert_close(mine, reference, rtol=1e-5, atol=1e-6)
+    assert sorted(each.holder or "nobody" for each in log.events if each.trigger == "DYNAMO")[:workers] == [
+        "worker-0", "worker-1",
+    ]  # fmt: skip
+    assert all(each.holder == each.thread for each in log.events)
+    # the steady phase is over: compiling is allowed again
+    assert torch.compile(lambda x: x + 1)(torch.ones(1)).item() == 2
+
+
+def test_a_compile_outside_the_gate_is_seen() -> None:
+    with CompileLog() as log:
+        torch.compile(lambda x: x * 2)(torch.ones(2))
+    assert [each.holder for each in log.events] == [None]
+
+
+def test_gate_lets_one_in_at_a_time_and_opens_once() -> None:
+    abort, inside, most, opened = Abort(), [0], [0], []
+    gate = Gate(4, abort, on_open=lambda: opened.append(gate_holder()))
+
+    def work(index: int) -> Any:
+        with gate.exclusive(f"w{index}"):
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            assert gate_holder() == f"w{index}"
+            threading.Event().wait(0.01)
+            inside[0] -= 1
+        gate.pass_through()
+        return len(opened)
+
+    assert in_threads(4, work) == [1, 1, 1, 1]
+    assert most == [1] and opened == [None]
+
+
+def test_a_worker_that_dies_before_the_gate_opens_releases_the_others() -> None:
+    abort = Abort()
+    gate = Gate(3, abort)
+    holding = threading.Event()
+
+    def work(index: int) -> Any:
+        if index == 0:
+            with gate.exclusive("w0"):
+                holding.set()
+                abort.subscribe(released.set)
+                released.wait()
+            return None
+        if index == 1:
+            holding.wait()
+            with gate.exclusive("w1"):
+                return "entered after the failure"
+        holding.wait()
+        abort.fail("w2", RuntimeError("dead"))
+        return None
+
+    released = threading.Event()
+    found = in_threads(3, work)
+    assert isinstance(found[1], Aborted)
+    with pytest.raises(Aborted):
+        gate.pass_through()
+
+
+def test_untouched_restores_buffers_gradients_and_random_states() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5))
+    model(torch.randn(4, 3)).sum().backward()
+    model[0].bias.grad = None
+    generator = torch.Generator().manual_seed(1)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    gradient, states = model[0].weight.grad.clone(), (torch.get_rng_state(), generator.get_state())
+    with untouched(model, [generator]):
+        model(torch.randn((4, 3), generator=generator)).square().sum().backward()
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert torch.equal(model[0].weight.grad, gradient)
+    assert model[0].bias.grad is not None and not model[0].bias.grad.any()
+    assert torch.equal(torch.get_rng_state(), states[0]) and torch.equal(generator.get_state(), states[1])
+
+
+@pytest.mark.slow
+def test_a_compiled_drafter_equals_an_eager_one_and_warm_up_leaves_no_trace() -> None:
+    weight = torch.randn((20, 16), generator=torch.Generator().manual_seed(2))
+    (batch, other) = batches(2)
+    gradients = {}
+    for name in ("eager", "default"):
+        drafter = DFlashDrafter(CONFIG, dtype=torch.float32, generator=torch.Generator().manual_seed(1))
+        before = {key: each.clone() for key, each in drafter.state_dict().items()}
+        state = torch.get_rng_state()
+        step = DrafterForwardBackward(drafter, FrozenHead(weight, weight), STRATEGIES[name], f"compile_{name}")
+        step.warm_up((12,), 1, 3)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert all(torch.equal(each, before[key]) for key, each in drafter.state_dict().items())
+        assert not any(each.grad.any() for each in drafter.parameters())
+        with CompileLog() as log:
+            stats = [step(_float32(each), torch.tensor(0.25)) for each in (batch, other)]
+        assert log.events == []
+        gradients[name] = [each.grad for each in drafter.parameters()], [each.numbers() for each in stats]
+    for one, reference in zip(gradients["default"][0], gradients["eager"][0], strict=True):
+        torch.testing.assert_close(one, reference, rtol=1e-4, atol=1e-6)
+    for one, reference in zip(gradients["default"][1], gradients["eager"][1], strict=True):
+        assert one == pytest.approx(reference, rel=1e-5)
+
+
+def _float32(batch: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(batch, features=batch.features.float())

@@ -1,0 +1,218 @@
+"""The target against transformers itself: hidden states, decoding, refusals, and the GGUF conversion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from trainer.errors import InputError
+from trainer.mask_token import resolve_mask_token
+from trainer.target import Target
+from trainer.target_files import target_folder, target_identity
+
+pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
+
+
+def load(path: Path, layers: tuple[int, ...], cache: Path) -> Target:
+    return Target.load(path, CPU, torch.float32, layers, cache)
+
+
+@pytest.fixture
+def rows() -> tuple[Any, Any]:
+    ids = torch.tensor([[2, 9, 10, 11, 12, 13], [2, 20, 21, 1, 1, 1]])
+    return ids, torch.tensor([6, 3])
+
+
+@pytest.mark.parametrize("layers", [(1, 2), (0,), (3, 4), (4,)])
+def test_features_are_transformers_hidden_states(
+    tiny_target: Path, tmp_path: Path, rows: tuple[Any, Any], layers: tuple[int, ...]
+) -> None:
+    ids, lengths = rows
+    target = load(tiny_target, layers, tmp_path)
+    found = target.features(ids, lengths)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float32).eval()
+    for row, length in enumerate(lengths.tolist()):
+        with torch.no_grad():
+            states = reference(ids[row : row + 1, :length], output_hidden_states=True).hidden_states
+        wanted = torch.cat([states[index + 1] for index in layers], dim=-1)[0]
+        torch.testing.assert_close(found[row, :length], wanted, rtol=1e-5, atol=1e-5)
+        assert not found[row, length:].any()
+
+
+def test_layers_above_the_last_wanted_one_are_not_run(tiny_target: Path, tmp_path: Path, rows: tuple[Any, Any]) -> None:
+    target = load(tiny_target, (0, 2), tmp_path)
+    ran: list[int] = []
+    for index, layer in enumerate(target.model.model.layers):
+        layer.register_forward_hook(lambda _m, _i, _o, index=index: ran.append(index))
+    target.model.lm_head.register_forward_hook(lambda _m, _i, _o: ran.append(99))
+    target.features(*rows)
+    assert ran == [0, 1, 2]
+
+
+def test_decoding_in_pieces_equals_one_pass(tiny_target: Path, tmp_path: Path) -> None:
+    target = load(tiny_target, (1, 3), tmp_path)
+    ids = torch.tensor([[2, 9, 10, 11, 12, 13, 14]])
+    whole, logits = target.forward_with_features(ids, target.new_cache())
+    torch.testing.assert_close(whole, target.features(ids, torch.tensor([7])), rtol=1e-5, atol=1e-5)
+    cache = target.new_cache()
+    target.forward_with_features(ids[:, :4], cache)
+    target.forward_with_features(torch.tensor([[30, 31]]), cache)
+    target.crop(cache, 4)
+    tail, tail_logits = target.forward_with_features(ids[:, 4:], cache)
+    torch.testing.assert_close(tail, whole[:, 4:], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(tail_logits, logits[:, 4:], rtol=1e-4, atol=1e-4)
+    assert target.eos_ids == {3}
+    assert torch.equal(target.embed(ids), target.embed_weight[ids])
+
+
+def test_threads_do_not_mix_their_states(tiny_target: Path, tmp_path: Path) -> None:
+    import threading
+
+    target = load(tiny_target, (1, 2), tmp_path)
+    inputs = [torch.randint(8, 48, (1, 12), generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+    length = torch.tensor([12])
+    wanted = [target.features(each, length) for each in inputs]
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        for _ in range(20):
+            if not torch.equal(target.features(inputs[index], length), wanted[index]):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert wrong == []
+
+
+def test_layer_ids_out_of_range(tiny_target: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="give ids from 0 to 4"):
+        load(tiny_target, (1, 5), tmp_path)
+
+
+def test_an_unknown_family_is_named(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=16)
+    with pytest.raises(InputError, match="'gpt2'"):
+        Target(transformers.GPT2LMHeadModel(config), None, (0,))
+
+
+def test_paths_that_are_no_target(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"no \*\.safetensors"):
+        load(tmp_path, (0,), tmp_path)
+    (tmp_path / "x.gguf").write_bytes(b"no magic")
+    with pytest.raises(InputError, match="is no target model"):
+        load(tmp_path / "x.gguf", (0,), tmp_path)
+
+
+def test_identity_follows_content(tiny_target: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_target, copy)
+    assert target_identity(copy) == target_identity(tiny_target)
+    weights = next(copy.glob("*.safetensors"))
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert target_identity(copy) != target_identity(tiny_target)
+
+
+def write_gguf(path: Path) -> Path:
+    """A tiny Llama with a byte-pair tokenizer as a GGUF file."""
+    import gguf
+    import numpy as np
+
+    numbers = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(16)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(8)
+    writer.add_vocab_size(8)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(["<s>", "</s>", "<m>", "a", "b", "c", "d", "ab"])
+    writer.add_token_types([3, 3, 3, 1, 1, 1, 1, 1])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+
+    def add(name: str, *shape: int) -> None:
+        writer.add_tensor(name, numbers.normal(0, 0.2, shape).astype(np.float32))
+
+    add("token_embd.weight", 8, 16)
+    add("output.weight", 8, 16)
+    writer.add_tensor("output_norm.weight", np.ones(16, np.float32))
+    for layer in range(2):
+        for name in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(16, np.float32))
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            add(f"blk.{layer}.{name}.weight", 16, 16)
+        add(f"blk.{layer}.ffn_gate.weight", 32, 16)
+        add(f"blk.{layer}.ffn_up.weight", 32, 16)
+        add(f"blk.{layer}.ffn_down.weight", 16, 32)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_gguf_is_converted_once_and_computes_the_same(tmp_path: Path) -> None:
+    file, cache = write_gguf(tmp_path / "tiny.gguf"), tmp_path / "cache"
+    target = load(file, (0,), cache)
+    folder = target_folder(file, cache)
+    assert folder.is_relative_to(cache / "targets")
+    weights = next(folder.glob("*.safetensors"))
+    made = weights.stat().st_mtime_ns
+    again = load(file, (0,), cache)
+    assert weights.stat().st_mtime_ns == made
+    direct = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="tiny.gguf", dtype=torch.float32
+    ).eval()
+    ids = torch.tensor([[3, 4, 7, 5]])
+    with torch.no_grad():
+        wanted = direct(ids, output_hidden_states=True)
+    found, logits = again.forward_with_features(ids, again.new_cache())
+    torch.testing.assert_close(found, wanted.hidden_states[1])
+    torch.testing.assert_close(logits, wanted.logits)
+    torch.testing.assert_close(target.features(ids, torch.tensor([4])), found)
+
+
+def test_mask_token_by_name_and_id(tiny_target: Path, tmp_path: Path) -> None:
+    tokenizer = load(tiny_target, (0,), tmp_path).tokenizer
+    assert resolve_mask_token("<reserved_0>", tokenizer, 48) == 6
+    assert resolve_mask_token(7, tokenizer, 48) == 7
+
+
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [
+        ("<pad>", "is the target's pad token"),
+        (3, "is the target's eos token"),
+        ("<s>", "is the target's bos token"),
+        ("<unk>", "is the target's unk token"),
+        ("<reserved_9>", "did you mean '<reserved_"),
+        ("~~~~", "take a reserved token such as"),
+        (48, "outside the vocabulary of 48"),
+    ],
+)
+def test_mask_tokens_refused(tiny_target: Path, tmp_path: Path, token: str | int, said: str) -> None:
+    tokenizer = load(tiny_target, (0,), tmp_path).tokenizer
+    with pytest.raises(InputError, match=said) as refused:
+        resolve_mask_token(token, tokenizer, 48)
+    assert "<reserved_" in str(refused.value)
