@@ -33,15 +33,17 @@ def judge_numbers(record: GateRecord, evidence: Evidence) -> None:
     steps = range(len(pairs[0]))
     truth = [sum_gradients([pairs[w][s].truth.gradient for w in range(len(pairs))], torch.float64) for s in steps]
     plain = [sum_gradients([pairs[w][s].plain.gradient for w in range(len(pairs))], dtype) for s in steps]
+    # causes before their consequences: one wrong gradient makes every exchanged one wrong
     for worker, seen in enumerate(record.workers):
         mine = pairs[worker]
         _report(evidence, "outputs", worker, (_outputs(seen.steps[s], mine[s], dtype) for s in steps))
         _report(evidence, "loss", worker, (_losses(seen.steps[s], mine[s], dtype) for s in steps))
         _report(evidence, "gradients", worker, (_gradients(seen.steps[s].own, mine[s], dtype) for s in steps))
+    for worker, seen in enumerate(record.workers):
         exchanged = (compare(seen.steps[s].exchanged, plain[s], truth[s], dtype) for s in steps)
         _report(evidence, "exchange", worker, exchanged)
-        _same_bits(evidence, worker, record.workers)
         _report(evidence, "parameters", worker, [_parameters(seen)])
+        _same_bits(evidence, worker, record.workers)
     _negative_control(evidence, record.workers[-1].steps[0], pairs[-1][0], dtype)
 
 
