@@ -12,7 +12,7 @@ from .conversation import Conversation
 from .errors import AgentError, ExitCode
 from .files import read_json, remove_tree, tail_lines, write_json
 from .jobs import Ending, Job, new_id, run_verb
-from .processes import JOB_MARK, ProcessId, boot_id, kill_marked
+from .processes import Mark, ProcessId, boot_id
 from .runs import refuse_if_busy
 from .verdicts import Binding, Outcome, Verdict, VerdictStore, stamp
 from .workdir import WorkDir
@@ -120,7 +120,7 @@ def _clear_leftovers(work: WorkDir, job: Job) -> None:
                     ExitCode.RUN_FAILED,
                 )
             continue
-        kill_marked(JOB_MARK, name)
+        Mark.of_job(work.root, name).kill()
         marker.unlink(missing_ok=True)
 
 

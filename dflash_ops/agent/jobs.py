@@ -18,7 +18,7 @@ from .conversation import Conversation
 from .devices import Devices, inventory, resolve
 from .files import write_json
 from .follow import POLL_S, Tail
-from .processes import JOB_MARK, kill_marked, signal_group
+from .processes import Mark, signal_group
 from .pythons import base_environment, find_python
 from .releases import find_release
 from .workdir import WorkDir
@@ -74,14 +74,14 @@ class Job:
     def command(self, verb: str, settings: Path, out: Path) -> List[str]:
         return [self.python, "-m", self.module, verb, "--settings", str(settings), "--out", str(out)]
 
-    def environment(self, work: WorkDir, mark: str, name: str) -> Dict[str, str]:
+    def environment(self, work: WorkDir, mark: Mark) -> Dict[str, str]:
         return {
             **base_environment(self.python, self.account),
             "PYTHONPATH": str(self.release),
             "PYTHONPYCACHEPREFIX": str(self.pycache(work)),
             "HF_HUB_OFFLINE": "1",
             "CUDA_VISIBLE_DEVICES": self.devices.cuda_visible,
-            mark: name,
+            **mark.environment(),
         }
 
     def pycache(self, work: WorkDir) -> Path:
@@ -136,6 +136,7 @@ def run_verb(
     the file first: a slow client never holds the job up.
     """
     work = conversation.work
+    mark = Mark.of_job(work.root, name)
     settings = folder / "settings.json"
     write_json(settings, job.contract_settings(work, None))
     job.open_to_account(work, folder, settings, out)
@@ -147,16 +148,16 @@ def run_verb(
             stdout=log,
             stderr=log,
             cwd=job.release,
-            env=job.environment(work, JOB_MARK, name),
+            env=job.environment(work, mark),
             start_new_session=True,
             **popen_options(job.account),
         )
-        registered = register(lambda: _kill(process.pid, name))
+        registered = register(lambda: _kill(process.pid, mark))
     tail = Tail(lambda _: folder / "log")
     try:
         overdue = _wait(conversation, process, tail, timeout_s)
     finally:
-        _kill(process.pid, name)
+        _kill(process.pid, mark)
         process.wait()
         conversation.settle(registered)
     for block in tail.read():
@@ -183,6 +184,6 @@ def _wait(conversation: Conversation, process: "subprocess.Popen[bytes]", tail: 
     return asked_for_stacks
 
 
-def _kill(leader: int, name: str) -> None:
+def _kill(leader: int, mark: Mark) -> None:
     signal_group(leader, signal.SIGKILL)
-    kill_marked(JOB_MARK, name)
+    mark.kill()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from .arguments import Arguments
@@ -18,7 +18,7 @@ from .facts import can_start_units
 from .files import exclusive, read_json, tail_lines, write_json
 from .gate import NO_LIMIT, allow_launch
 from .jobs import Job
-from .processes import RUN_MARK, ProcessId, boot_id, kill_marked
+from .processes import Mark, ProcessId, boot_id
 from .runs import RunFolder, RunState, refuse_if_busy
 from .verdicts import Binding, Verdict
 from .workdir import WorkDir
@@ -88,7 +88,7 @@ def _begin(
         "python": job.python,
         "command": job.command("run", settings, folder.out),
         "cwd": str(job.release),
-        "environment": job.environment(work, RUN_MARK, run),
+        "environment": job.environment(work, Mark.of_run(work.root, run)),
         "user": None if account is None else account.name,
         "devices": job.devices.names,
         "binding": asdict(binding),
@@ -169,7 +169,7 @@ def _could_not_start(folder: RunFolder, why: str) -> AgentError:
     supervisor = folder.supervisor()
     if supervisor is not None and supervisor.pid != os.getpid():
         supervisor.send(9)
-    kill_marked(RUN_MARK, folder.run)
+    folder.mark.kill()
     if not folder.exit_file.exists():
         write_exit(folder, RunState.FAILED, error=why)
     evidence = tail_lines(folder.path / "supervisor.log")
@@ -204,6 +204,7 @@ def write_exit(
         "forced": forced,
         "error": error,
     }
+    # a run has ended once exit.json is there, so that comes last
+    with contextlib.suppress(OSError):
+        WorkDir(folder.root).record("exit", run=folder.run, state=state.value, code=code, signal=signal)
     write_json(folder.exit_file, value)
-    work = WorkDir(Path(folder.path).parent.parent)
-    work.record("exit", run=folder.run, state=state.value, code=code, signal=signal)

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-RUN_MARK = "DFLASH_OPS_RUN"
-JOB_MARK = "DFLASH_OPS_JOB"
 _PR_SET_CHILD_SUBREAPER = 36
 _DEAD_STATES = ("Z", "X")
 
@@ -78,18 +76,52 @@ def _pids() -> List[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def marked(mark: str, value: str) -> List[int]:
-    """Pids of living processes whose start environment holds `mark=value`; only those we may look into."""
-    wanted = f"{mark}={value}".encode()
-    found = []
-    for pid in _pids():
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            continue
-        if wanted in environment.split(b"\0") and start_time(pid) is not None:
-            found.append(pid)
-    return found
+@dataclass(frozen=True)
+class Mark:
+    """What all processes of one run, or of one job of a conversation, carry in their environment.
+
+    Only `root`, the work directory, makes a name unique on a host that has several.
+    """
+
+    name: str
+    value: str
+    root: Path
+
+    @classmethod
+    def of_run(cls, root: Path, run: str) -> "Mark":
+        return cls("DFLASH_OPS_RUN", run, root)
+
+    @classmethod
+    def of_job(cls, root: Path, job: str) -> "Mark":
+        return cls("DFLASH_OPS_JOB", job, root)
+
+    def environment(self) -> Dict[str, str]:
+        return {self.name: self.value, "DFLASH_OPS_WORKDIR": str(self.root)}
+
+    def pids(self) -> List[int]:
+        """Living processes that were started with this mark; only those that we may look into."""
+        wanted = {f"{name}={value}".encode() for name, value in self.environment().items()}
+        found = []
+        for pid in _pids():
+            try:
+                environment = Path(f"/proc/{pid}/environ").read_bytes()
+            except OSError:
+                continue
+            if wanted.issubset(environment.split(b"\0")) and start_time(pid) is not None:
+                found.append(pid)
+        return found
+
+    def kill(self, *, patience_s: float = 5.0) -> List[int]:
+        """Kills them until none is left; the pids that would not die in time."""
+        until = time.monotonic() + patience_s
+        while True:
+            pids = [pid for pid in self.pids() if pid != os.getpid()]
+            if not pids or time.monotonic() > until:
+                return pids
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
 
 
 def children_of(parent: int) -> List[int]:
@@ -106,19 +138,6 @@ def signal_group(pid: int, number: int) -> None:
     """Signals the process group that `pid` leads; a group that is gone is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
-
-
-def kill_marked(mark: str, value: str, *, patience_s: float = 5.0) -> List[int]:
-    """Kills every process with that mark until none is left; the pids that would not die in time."""
-    until = time.monotonic() + patience_s
-    while True:
-        pids = [pid for pid in marked(mark, value) if pid != os.getpid()]
-        if not pids or time.monotonic() > until:
-            return pids
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
 
 
 def become_subreaper() -> None:

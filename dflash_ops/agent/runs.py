@@ -12,7 +12,7 @@ from .arguments import Arguments
 from .conversation import Conversation
 from .errors import AgentError, ExitCode
 from .files import read_json, tail_lines
-from .processes import RUN_MARK, ProcessId, boot_id, marked
+from .processes import Mark, ProcessId, boot_id
 from .workdir import WorkDir
 
 
@@ -37,6 +37,11 @@ class RunFolder:
     @property
     def run(self) -> str:
         return self.path.name
+
+    @property
+    def root(self) -> Path:
+        """The work directory."""
+        return self.path.parent.parent
 
     @property
     def out(self) -> Path:
@@ -79,9 +84,10 @@ class RunFolder:
             return RunState(ended["state"])
         return RunState.RUNNING if supervised else RunState.LOST
 
-    def processes(self) -> List[int]:
-        """Pids of all that lives and was started for this run."""
-        return marked(RUN_MARK, self.run)
+    @property
+    def mark(self) -> Mark:
+        """What finds all that lives and was started for this run."""
+        return Mark.of_run(self.root, self.run)
 
     def summary(self) -> Dict[str, Any]:
         """What `status` says of a run; `evidence` is the end of the log where a run ended badly."""
@@ -152,7 +158,7 @@ def refuse_if_busy(work: WorkDir, devices: Sequence[str]) -> None:
         if not shared:
             continue
         state = folder.state()
-        left = folder.processes() if state is RunState.LOST else []
+        left = folder.mark.pids() if state is RunState.LOST else []
         if state is not RunState.RUNNING and not left:
             continue
         how = "is running" if state is RunState.RUNNING else f"has lost its supervisor, but its processes {left} live"

@@ -14,7 +14,6 @@ from .devices import search_path
 from .files import write_json
 from .follow import POLL_S
 from .launch import DEFAULT_GRACE_S
-from .processes import RUN_MARK, kill_marked
 from .runs import RunFolder, RunState, find_run
 
 SLACK_S = 15.0
@@ -34,9 +33,9 @@ def op_stop(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         supervisor = folder.supervisor()
         if supervisor is not None:
             supervisor.send(signal.SIGKILL)
-    if folder.processes():
+    if folder.mark.pids():
         conversation.event("phase", phase="killed", what="killed what its supervisor did not")
-    remaining = kill_marked(RUN_MARK, folder.run)
+    remaining = folder.mark.kill()
     if folder.state() is RunState.LOST:
         _forget_unit(folder)
     conversation.event("phase", phase="verified", what=f"{len(remaining)} processes of the run are left")

@@ -154,7 +154,7 @@ class Supervisor:
         until = time.monotonic() + _CLEAR_TIME_S
         while time.monotonic() < until:
             # children first, before and after: an orphan comes to us when its parent dies
-            left = set(children_of(os.getpid())) | (set(self._folder.processes()) - {os.getpid()})
+            left = set(children_of(os.getpid())) | (set(self._folder.mark.pids()) - {os.getpid()})
             if not left:
                 return
             for pid in left:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import gzip
 import hashlib
 import io
@@ -11,8 +13,10 @@ import secrets
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
+import venv
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,8 +207,18 @@ def trainer_release(**more: str) -> Packed:
     return pack({**files, **{path: text.encode() for path, text in more.items()}})
 
 
-def job(release: Packed, *, python: str = sys.executable, **act: Any) -> dict[str, Any]:
+@functools.cache
+def bare_python() -> str:
+    """A Python with nothing installed: its packages are listed in no time."""
+    folder = tempfile.TemporaryDirectory(prefix="bare-python-")
+    atexit.register(folder.cleanup)
+    venv.create(folder.name, with_pip=False, symlinks=True)
+    return f"{folder.name}/bin/python"
+
+
+def job(release: Packed, *, python: str | None = None, **act: Any) -> dict[str, Any]:
     """The arguments that check, prepare, canary, verdict and launch share."""
+    python = python or bare_python()
     settings = {"workload": {"require_cuda": False, "threads": 2}, "training": {"act": act}}
     return {"digest": release.digest, "module": "tt", "python": python, "settings": settings, "playbook": "trivial"}
 

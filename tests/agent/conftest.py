@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dflash_ops.agent.processes import marked
+from dflash_ops.agent.processes import Mark
 from tests.agent.client import Agent, Packed, trainer_release
 
 
@@ -17,13 +15,24 @@ def work(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "work"
     yield folder
     for path in (folder / "runs").glob("*"):
-        for pid in marked("DFLASH_OPS_RUN", path.name):
-            os.kill(pid, signal.SIGKILL)
+        Mark.of_run(folder, path.name).kill()
 
 
 @pytest.fixture
 def agent(work: Path) -> Iterator[Agent]:
     with Agent(work) as conversation:
+        yield conversation
+
+
+@pytest.fixture(scope="module")
+def shared_work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shared") / "work"
+
+
+@pytest.fixture(scope="module")
+def shared(shared_work: Path) -> Iterator[Agent]:
+    """One conversation for many tests that leave nothing behind."""
+    with Agent(shared_work) as conversation:
         yield conversation
 
 

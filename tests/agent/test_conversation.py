@@ -123,13 +123,13 @@ def test_a_torn_request_is_waited_for(agent: Agent) -> None:
     ],
 )
 def test_bad_requests_get_one_error_and_the_conversation_goes_on(
-    agent: Agent, request_: dict, kind: str, says: str
+    shared: Agent, request_: dict, kind: str, says: str
 ) -> None:
     with pytest.raises(AgentFailed) as caught:
-        agent.call(**request_)
+        shared.call(**request_)
     assert caught.value.kind == kind
     assert says in caught.value.what
-    assert agent.call("runs").result == {"runs": []}
+    assert shared.call("runs").result == {"runs": []}
 
 
 def test_a_missing_python_names_those_that_are_there(agent: Agent) -> None:

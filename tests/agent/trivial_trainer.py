@@ -33,7 +33,7 @@ def say_forever():
     while True:
         say(f"line {number}")
         number += 1
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def checkpoint(step):

@@ -1,0 +1,93 @@
+"""What a run brings home: complete checkpoints only, and no file that is not the run's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.agent.client import Agent, AgentFailed, Packed, job
+
+
+@pytest.fixture
+def folder(agent: Agent, work: Path, staged: Packed) -> Path:
+    """A run that has ended: runs/one."""
+    agent.call("canary", **job(staged, evidence="pass"))
+    agent.call("launch", run="one", **job(staged))
+    assert agent.call("follow", run="one", wait=True).result["state"] == "SUCCEEDED"
+    return work / "runs/one"
+
+
+def listed(agent: Agent) -> dict[str, dict[str, object]]:
+    return {item["path"]: item for item in agent.call("files", run="one").result["files"]}
+
+
+def test_everything_of_a_run_is_listed_with_its_hash(agent: Agent, folder: Path) -> None:
+    files = listed(agent)
+    assert list(files) == [
+        "run.json",
+        "settings.json",
+        "verdict.json",
+        "exit.json",
+        "log/000000.log",
+        "out/metrics.ndjson",
+        "out/result.json",
+        "out/checkpoints/step-000003/model.safetensors",
+        "out/checkpoints/step-000003/manifest.json",
+    ]
+    for path, item in files.items():
+        data = (folder / path).read_bytes()
+        assert (item["size"], item["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
+        reply = agent.call("read", run="one", path=path)
+        assert reply.streams[0] == data
+        assert reply.result == {"size": item["size"], "sha256": item["sha256"]}
+
+
+def test_a_read_continues_from_an_offset(agent: Agent, folder: Path) -> None:
+    data = (folder / "log/000000.log").read_bytes()
+    for offset in (5, len(data)):
+        reply = agent.call("read", run="one", path="log/000000.log", offset=offset)
+        assert reply.streams[0] == data[offset:]
+        assert reply.result == {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    with pytest.raises(AgentFailed, match="fewer than the offset"):
+        agent.call("read", run="one", path="log/000000.log", offset=len(data) + 1)
+
+
+@pytest.mark.parametrize("harm", ["no manifest", "half a file", "missing file", "part", "outside", "linked"])
+def test_an_incomplete_checkpoint_is_not_there(agent: Agent, folder: Path, harm: str) -> None:
+    checkpoints = folder / "out/checkpoints"
+    checkpoint = checkpoints / "step-000003"
+    weights = checkpoint / "model.safetensors"
+    if harm == "no manifest":
+        (checkpoint / "manifest.json").unlink()
+    elif harm == "half a file":
+        weights.write_bytes(b"w" * 50)
+    elif harm == "missing file":
+        weights.unlink()
+    elif harm == "part":
+        checkpoint.rename(checkpoints / "step-000003.part")
+    elif harm == "outside":
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        manifest["files"][0]["path"] = "../../../run.json"
+        (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    elif harm == "linked":
+        weights.rename(folder / "elsewhere")
+        weights.symlink_to(folder / "elsewhere")
+    assert not [path for path in listed(agent) if "checkpoints" in path]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../../events.ndjson", "/etc/passwd", "out/link", "out/folder/hosts", "out", "out/nothing", "out/half.part/x"],
+)
+def test_only_finished_regular_files_of_the_run_are_read(agent: Agent, folder: Path, path: str) -> None:
+    (folder / "out/link").symlink_to("/etc/passwd")
+    (folder / "out/folder").symlink_to("/etc")
+    (folder / "out/half.part").mkdir()
+    (folder / "out/half.part/x").touch()
+    with pytest.raises(AgentFailed) as caught:
+        agent.call("read", run="one", path=path)
+    assert caught.value.kind == "file"
+    assert not {"out/link", "out/folder"} & set(listed(agent))
