@@ -71,9 +71,11 @@ class Oracle(DFlashDrafter):
 
     def know(self, target: Target, prompt: list[int], text: list[int], wrong: set[int]) -> Oracle:
         self.target, self.offset, self.text, self.wrong = target, len(prompt), text, wrong
+        self.given = []
         return self
 
     def draft(self, block_embeddings, new_target_hidden, start, cache):
+        self.given.append(new_target_hidden)
         # the real path runs as well, so that its bookkeeping (start, cache) is checked
         super().draft(block_embeddings, new_target_hidden, start, cache)
         hidden = torch.zeros_like(block_embeddings)
@@ -105,6 +107,17 @@ def test_accepted_tokens_and_tau_are_counted_with_the_bonus():
     assert result.tau == pytest.approx((2 + 1 + 5 + 2 + 5 + 5) / 6)
     assert mean_tau(result.cycles) == result.tau
     assert acceptance_by_position(result.cycles, 5) == (5 / 6, 3 / 6, 3 / 6, 3 / 6)
+
+
+def test_the_drafter_is_given_the_targets_states_of_the_committed_text_only():
+    """Wrong states would cost acceptance and nothing else: the text would still be the target's."""
+    prompt = PROMPTS[0]
+    target, knowing, text = oracle(prompt, wrong={2, 3, 10})
+    speculative_decode(target, knowing, ids(prompt), max_new=21, eos_ids=())
+    given = torch.cat(knowing.given, dim=1)
+    assert given.shape[1] == len(prompt) + 15  # up to the last cycle's anchor, token 15
+    wanted, _ = target.forward_with_features(ids([*prompt, *text]), target.new_cache())
+    torch.testing.assert_close(given, wanted[:, : given.shape[1]], rtol=1e-4, atol=1e-4)
 
 
 def test_an_end_of_text_cuts_the_text_and_the_count():
