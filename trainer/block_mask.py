@@ -32,7 +32,12 @@ def context_limits(anchors: Anchors, lengths: Tensor) -> Tensor:
 
 def dense_block_mask(anchors: Anchors, lengths: Tensor, seq_len: int, block_size: int) -> Tensor:
     """The mask for SDPA: bool [N, 1, A * B, S + A * B], True where a query may look."""
-    limits = context_limits(anchors, lengths).repeat_interleave(block_size, dim=1)
+    return dense_mask_of(context_limits(anchors, lengths), seq_len, block_size)
+
+
+def dense_mask_of(limits: Tensor, seq_len: int, block_size: int) -> Tensor:
+    """The same from `context_limits`."""
+    limits = limits.repeat_interleave(block_size, dim=1)
     position = torch.arange(seq_len, device=limits.device)
     context = position < limits[:, :, None]
     slot = torch.arange(limits.shape[1], device=limits.device) // block_size
@@ -40,9 +45,8 @@ def dense_block_mask(anchors: Anchors, lengths: Tensor, seq_len: int, block_size
     return torch.cat([context, own], dim=2)[:, None]
 
 
-def block_mask_mod(anchors: Anchors, lengths: Tensor, seq_len: int, block_size: int) -> MaskMod:
-    """The same rules as a flex attention `mask_mod(batch, head, query, key)`."""
-    limits = context_limits(anchors, lengths)
+def block_mask_mod(limits: Tensor, seq_len: int, block_size: int) -> MaskMod:
+    """The same rules as a flex attention `mask_mod(batch, head, query, key)`, of `context_limits`."""
 
     def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         slot = query // block_size
@@ -53,17 +57,22 @@ def block_mask_mod(anchors: Anchors, lengths: Tensor, seq_len: int, block_size: 
 
 
 def flex_block_mask(anchors: Anchors, lengths: Tensor, seq_len: int, block_size: int) -> BlockMask:
-    """The mask for flex attention, on the anchors' device; build it outside a compiled region.
+    """The mask for flex attention, on the anchors' device; build it outside a compiled region."""
+    return flex_mask_of(context_limits(anchors, lengths), seq_len, block_size)
+
+
+def flex_mask_of(limits: Tensor, seq_len: int, block_size: int) -> BlockMask:
+    """The same from `context_limits`, which the mask goes on reading.
 
     The tile size stays at flex attention's 128: the drafter's block size there fails in Inductor's lowering.
     """
-    rows, count = anchors.positions.shape
+    rows, count = limits.shape
     queries = count * block_size
     return create_block_mask(
-        block_mask_mod(anchors, lengths, seq_len, block_size),
+        block_mask_mod(limits, seq_len, block_size),
         B=rows,
         H=None,
         Q_LEN=queries,
         KV_LEN=seq_len + queries,
-        device=anchors.positions.device,
+        device=limits.device,
     )

@@ -19,13 +19,13 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask
 
 from trainer.anchors import Anchors, block_token_ids
-from trainer.block_mask import dense_block_mask, flex_block_mask
+from trainer.block_mask import context_limits, dense_mask_of, flex_mask_of
 from trainer.compile import Strategy, private_function, untouched
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.loss import block_loss
+from trainer.static_inputs import Mask, MaskOf, StaticInputs, StepInputs, keep_address
 
 
 @dataclass(frozen=True)
@@ -113,15 +113,13 @@ class FrozenHead:
     head_weight: Tensor
 
 
-def block_mask(
-    anchors: Anchors, lengths: Tensor, seq_len: int, block_size: int, *, compiled: bool
-) -> Tensor | BlockMask:
-    """The mask that a step uses: for flex attention in compiled code on CUDA, dense for SDPA everywhere else.
+def mask_builder(device: torch.device, seq_len: int, block_size: int, *, compiled: bool) -> MaskOf:
+    """How a step makes its mask: for flex attention in compiled code on CUDA, dense for SDPA everywhere else.
 
     Flex attention has no backward on a CPU, and uncompiled it holds all scores of all heads at once.
     """
-    build = flex_block_mask if compiled and anchors.positions.device.type == "cuda" else dense_block_mask
-    return build(anchors, lengths, seq_len, block_size)
+    build = flex_mask_of if compiled and device.type == "cuda" else dense_mask_of
+    return lambda limits: build(limits, seq_len, block_size)
 
 
 class DrafterForwardBackward:
@@ -138,6 +136,10 @@ class DrafterForwardBackward:
         self._strategy = strategy
         self._name = name
         self._compiled: dict[int, ForwardLoss] = {}
+        self._static: dict[int, StaticInputs] = {}
+        if strategy.compiles:
+            for weight in (frozen.embed_weight, frozen.head_weight):
+                keep_address(weight)
 
     def _function(self, bucket: int) -> ForwardLoss:
         known = self._compiled.get(bucket)
@@ -149,15 +151,36 @@ class DrafterForwardBackward:
 
     def __call__(self, batch: Batch, normaliser: Tensor) -> StepStats:
         """See `ForwardBackward`."""
-        bucket, size = batch.input_ids.shape[1], self._config.block_size
-        ids = block_token_ids(batch.input_ids, batch.anchors, size, self._config.mask_token_id)
-        mask = block_mask(batch.anchors, batch.lengths, bucket, size, compiled=self._strategy.compiles)
+        bucket = batch.input_ids.shape[1]
+        given = self._inputs(bucket, batch, normaliser)
         loss, *sums = self._function(bucket)(
-            ids, batch.features, batch.anchors.positions, mask, batch.labels, batch.weights, normaliser
+            given.ids, given.features, given.positions, given.mask, given.labels, given.weights, given.normaliser
         )
         loss.backward()
         # a replayed graph writes its outputs into the same memory again: keep copies
         return StepStats(*(each.detach().clone() for each in sums))
+
+    def _inputs(self, bucket: int, batch: Batch, normaliser: Tensor) -> StepInputs:
+        """The batch as the compiled function takes it; for graphs, always in the same memory."""
+        size = self._config.block_size
+        mask_of = mask_builder(batch.input_ids.device, bucket, size, compiled=self._strategy.compiles)
+        limits = context_limits(batch.anchors, batch.lengths)
+        fresh = StepInputs(
+            ids=block_token_ids(batch.input_ids, batch.anchors, size, self._config.mask_token_id),
+            features=batch.features,
+            positions=batch.anchors.positions,
+            limits=limits,
+            mask=mask_of(limits),
+            labels=batch.labels,
+            weights=batch.weights,
+            normaliser=normaliser,
+        )
+        if not self._strategy.graphs:
+            return fresh
+        held = self._static.get(bucket)
+        if held is None:
+            held = self._static[bucket] = StaticInputs(fresh, mask_of)
+        return held.load(fresh)
 
     def warm_up(self, buckets: tuple[int, ...], rows: int, slots: int) -> None:
         """Run every shape, with a real backward, until nothing is left to compile; inside the gate.
@@ -183,7 +206,7 @@ class ForwardLoss(Protocol):
         ids: Tensor,
         features: Tensor,
         positions: Tensor,
-        mask: Tensor | BlockMask,
+        mask: Mask,
         labels: Tensor,
         weights: Tensor,
         normaliser: Tensor,
@@ -198,7 +221,7 @@ def _forward_loss(drafter: DFlashDrafter, frozen: FrozenHead) -> ForwardLoss:
         ids: Tensor,
         features: Tensor,
         positions: Tensor,
-        mask: Tensor | BlockMask,
+        mask: Mask,
         labels: Tensor,
         weights: Tensor,
         normaliser: Tensor,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.drafting import batch, drafter
-from trainer.block_mask import block_mask_mod, dense_block_mask, flex_block_mask
+from trainer.block_mask import block_mask_mod, context_limits, dense_block_mask, flex_block_mask
 
 pytestmark = pytest.mark.torch
 
@@ -37,7 +37,7 @@ def test_dense_and_flex_masks_follow_the_four_rules(seed, shape):
             own = range(length + slot * size, length + (slot + 1) * size)
             for query in range(slot * size, (slot + 1) * size):
                 assert mask[row, 0, query].nonzero()[:, 0].tolist() == [*range(context), *own]
-    mod = block_mask_mod(data.anchors, data.lengths, length, size)
+    mod = block_mask_mod(context_limits(data.anchors, data.lengths), length, size)
     rows, query, key = torch.meshgrid(
         torch.arange(shape["rows"]), torch.arange(queries), torch.arange(length + queries), indexing="ij"
     )

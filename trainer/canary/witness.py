@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
 from trainer.anchors import block_token_ids
+from trainer.block_mask import context_limits
 from trainer.compile import private_function
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.exchange import Exchange
 from trainer.parts import Parts
 from trainer.replica import DrafterReplica
-from trainer.step import Batch, ForwardBackward, FrozenHead, OptimizerStep, StepStats, block_mask
+from trainer.step import Batch, ForwardBackward, FrozenHead, OptimizerStep, StepStats, mask_builder
 
 Named = dict[str, Tensor]
 
@@ -69,7 +70,8 @@ class HiddenFunction:
         """[N, A * B, D], on the device; the next call may write into it again."""
         bucket, size = batch.input_ids.shape[1], self._config.block_size
         ids = block_token_ids(batch.input_ids, batch.anchors, size, self._config.mask_token_id)
-        mask = block_mask(batch.anchors, batch.lengths, bucket, size, compiled=self._compiles)
+        limits = context_limits(batch.anchors, batch.lengths)
+        mask = mask_builder(limits.device, bucket, size, compiled=self._compiles)(limits)
         return self._functions[bucket](ids, batch.features, batch.anchors.positions, mask)
 
 
