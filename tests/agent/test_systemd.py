@@ -1,0 +1,73 @@
+"""Under systemd a run is a unit: of a real container, reached the way users reach theirs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.client import Agent, Packed, eventually, job
+from tests.rig.rig import Rig
+
+pytestmark = pytest.mark.rig
+PYTHON = "/usr/bin/python3"
+
+
+@pytest.fixture
+def inside(rig: Rig, tmp_path: Path, release: Packed) -> Iterator[Agent]:
+    """The agent in the container, the trivial trainer staged."""
+
+    def through_pct(argv: list[str]) -> list[str]:
+        return rig.ssh_argv(shlex.join(["pct", "exec", str(rig.container_id), "--", *argv]))
+
+    with Agent(Path(f"/var/lib/{tmp_path.name}"), python=PYTHON, beat=5, wrap=through_pct) as agent:
+        agent.call("stage", digest=release.digest, size=len(release.archive), upload=release.archive)
+        yield agent
+
+
+def launch(agent: Agent, release: Packed, run: str, **act: Any) -> dict[str, Any]:
+    return agent.call("launch", run=run, reason="test", grace_s=20, **job(release, python=PYTHON, **act)).result
+
+
+def show(rig: Rig, unit: str, name: str) -> str:
+    return rig.exec_in_container(["systemctl", "show", "--value", "-p", name, f"{unit}.service"]).stdout.strip()
+
+
+def wait_ready(agent: Agent, run: str) -> None:
+    eventually(lambda: "ready" in agent.call("follow", run=run).log)
+
+
+def test_the_unit_of_a_run_lives_as_long_as_the_run(rig: Rig, inside: Agent, release: Packed) -> None:
+    started = launch(inside, release, "unit-a", forever=True)
+    assert started["unit"] == "dflash-ops-unit-a"
+    wait_ready(inside, "unit-a")
+    assert show(rig, started["unit"], "ActiveState") == "active"
+    assert show(rig, started["unit"], "KillMode") == "mixed"
+    group = rig.exec_in_container(["cat", f"/proc/{started['pid']}/cgroup"]).stdout
+    assert "dflash-ops-unit-a.service" in group
+    assert inside.call("stop", run="unit-a", grace_s=20).result["state"] == "STOPPED"
+    # a finished transient unit looks like one that never was, and exit.json is the truth
+    eventually(lambda: show(rig, started["unit"], "LoadState") == "not-found")
+
+
+def test_systemctl_stop_is_a_stop_with_a_checkpoint(rig: Rig, inside: Agent, release: Packed) -> None:
+    unit = launch(inside, release, "unit-b", forever=True)["unit"]
+    wait_ready(inside, "unit-b")
+    assert rig.exec_in_container(["systemctl", "stop", f"{unit}.service"]).returncode == 0
+    status = inside.call("follow", run="unit-b", wait=True).result
+    assert (status["state"], status["exit"]["code"], status["exit"]["forced"]) == ("STOPPED", 20, False)
+
+
+def test_a_killed_supervisor_takes_the_unit_along_and_stop_forgets_it(rig: Rig, inside: Agent, release: Packed) -> None:
+    unit = launch(inside, release, "unit-c", forever=True)["unit"]
+    wait_ready(inside, "unit-c")
+    assert (
+        rig.exec_in_container(["systemctl", "kill", "-s", "KILL", "--kill-who=main", f"{unit}.service"]).returncode == 0
+    )
+    eventually(lambda: inside.call("status", run="unit-c").result["state"] == "LOST")
+    assert inside.call("stop", run="unit-c", grace_s=1).result["remaining"] == []
+    eventually(lambda: show(rig, unit, "LoadState") == "not-found")
+    assert rig.exec_in_container(["systemctl", "--failed", "--quiet", "--plain"]).stdout.count("dflash-ops") == 0
