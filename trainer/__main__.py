@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 from trainer.errors import InputError, WorkerFailed
+from trainer.stacks import STACKS, print_stacks_on_signal
 
 _OK, _FAILED, _REFUSED, _STOPPED = 0, 1, 2, 20
 
@@ -38,7 +39,7 @@ def main() -> int:
     """Run one verb; the exit code of the contract."""
     arguments = _parser().parse_args()
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    print_stacks_on_signal()
     stop = threading.Event()
     if arguments.verb == "run":
         # installed before anything slow is imported: a run that is stopped early still ends well
@@ -65,11 +66,27 @@ def _environment(cache: Path) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "inductor"))
 
 
+def _write_refusal(out: Path, problem: InputError) -> None:
+    """`check.json` of settings that cannot even be read: what machines read is in files."""
+    from trainer.files import write_json
+    from trainer.settings import CONTRACT
+
+    told = [{"what": problem.what, "where": problem.where, "fix": problem.fix}]
+    found = {"contract": CONTRACT, "outcome": "refused", "problems": told, "prepare": None, "devices": []}
+    write_json(out / "check.json", found)
+
+
 def _verb(arguments: argparse.Namespace, stop: threading.Event) -> int:
     from trainer.settings import read_settings
 
-    settings, out = read_settings(arguments.settings), arguments.out
+    out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
+    try:
+        settings = read_settings(arguments.settings)
+    except InputError as unread:
+        if arguments.verb == "check":
+            _write_refusal(out, unread)
+        raise
     _environment(settings.cache.absolute())
     if arguments.verb == "check":
         from trainer.check import check
@@ -102,7 +119,7 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    if threading.active_count() > 1:
+    if any(each.name != STACKS for each in threading.enumerate() if each is not threading.main_thread()):
         # a worker that hangs is a daemon thread inside torch: tearing the interpreter down under it can crash
         os._exit(code)
     sys.exit(code)

@@ -60,7 +60,8 @@ class Trainer:
         return {
             **os.environ,
             "PYTHONPATH": str(self.root),
-            "PYTHONPYCACHEPREFIX": str(self.work / "pycache"),
+            # a cache outside the release would also do, but each would hold all of torch again
+            "PYTHONDONTWRITEBYTECODE": "1",
             "CUDA_VISIBLE_DEVICES": "",
             "HF_HUB_OFFLINE": "1",
         }
@@ -122,6 +123,10 @@ class Living:
         """Return how many steps the metrics tell of."""
         path = self.out / "metrics.ndjson"
         return path.read_text().count('"kind": "step"') if path.exists() else 0
+
+    def threads(self) -> int:
+        """Return how many threads the process has."""
+        return len(list(Path(f"/proc/{self.process.pid}/task").iterdir()))
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal."""

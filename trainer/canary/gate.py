@@ -98,8 +98,11 @@ class _GateRun:
 
     def run(self) -> GateRecord:
         """See `run_gate`."""
-        if any(device.type == "cuda" for device in self._parts.placement.drafters):
-            graph_counts()  # starts the counting
+        graph_counts()  # starts the counting
+        for device in self._parts.placement.drafters:
+            if device.type == "cuda":
+                # the batches came on this thread's stream, and the workers have streams of their own
+                torch.cuda.current_stream(device).synchronize()
         with self._log, steady_phase() as forbid:
 
             def opened() -> None:
