@@ -146,10 +146,10 @@ def test_a_package_that_changed_is_noticed(agent: Agent, staged: Packed, tmp_pat
 def test_an_old_verdict_is_refused_with_its_age(agent: Agent, work: Path, staged: Packed) -> None:
     verdict = verdict_of(agent, staged, evidence="pass")
     path = work / "verdicts" / f"{verdict['digest']}.json"
-    path.write_text(json.dumps({**verdict, "max_age_s": 0.5}))
+    path.write_text(json.dumps({**verdict, "boottime_s": verdict["boottime_s"] - 90_000}))
     error = refused(agent, job(staged))
     assert error.exit == 7
-    assert "over the limit of 0 s" in error.what
+    assert "passed 25 hours ago, which is over the limit of 24 hours" in error.what
     path.write_text(json.dumps({**verdict, "boottime_s": verdict["boottime_s"] + 1e6}))
     refused(agent, job(staged))
     path.write_text(json.dumps(verdict))
