@@ -18,10 +18,11 @@ class Metrics:
             self._file.write("\n")
 
     def write(self, kind: str, step: int, **fields: Any) -> None:
-        """Append one record."""
+        """Append one record, and say so in the log."""
         record = {"v": 1, "kind": kind, "time": time.time(), "step": step, **fields}
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
+        print(f"{kind} at step {step}", flush=True)
 
     def close(self) -> None:
         """Close the file."""
