@@ -26,7 +26,7 @@ test: ## sets up .venv, then lint, types and all tests (root on Debian/Ubuntu: i
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not ($(LATER))"
-	$(BIN)/python -m pytest -m "$(LATER)"
+	$(BIN)/python -m pytest -m "$(LATER)" -n 2
 
 clean: ## removes .venv and caches; runs/ and what training left on hosts stay
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

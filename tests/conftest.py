@@ -12,7 +12,9 @@ pytest_plugins = ["tests.rig.plugin"]
 
 HERE = Path(__file__).parent
 # what breaks first and fastest comes first: everything else in tests/ is unit tests, which come before these
-LATER = ("contract", "rig", "trainer")
+LATER = ("agent", "deploy", "contract", "rig", "trainer")
+# each test there starts processes of its own: not for the fast first run
+SLOW_FOLDERS = ("agent", "deploy", "contract")
 NEVER_SKIPPED_IN_CI = ("rig", "torch")
 
 
@@ -21,11 +23,18 @@ def in_ci() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _folder(item.path) in SLOW_FOLDERS:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: (_group(item.path), item.get_closest_marker("slow") is not None))
 
 
+def _folder(path: Path) -> str:
+    return path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
+
+
 def _group(path: Path) -> int:
-    folder = path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
+    folder = _folder(path)
     return LATER.index(folder) + 1 if folder in LATER else 0
 
 

@@ -72,6 +72,9 @@ def test_order_is_unit_contract_rig_trainer_and_slow_last() -> None:
         def get_closest_marker(self, name: str) -> bool | None:
             return True if name == "slow" and self.slow else None
 
+        def add_marker(self, mark: pytest.MarkDecorator) -> None:
+            self.slow = self.slow or mark.name == "slow"
+
     items = [
         Item("trainer/t.py"),
         Item("rig/t.py"),
@@ -82,9 +85,9 @@ def test_order_is_unit_contract_rig_trainer_and_slow_last() -> None:
     ]
     conftest.pytest_collection_modifyitems(items)  # type: ignore[arg-type]
     assert [str(item.path.relative_to(ROOT / "tests")) for item in items] == [
-        "agent/t.py",
         "config/t.py",
         "config/slow.py",
+        "agent/t.py",
         "contract/t.py",
         "rig/t.py",
         "trainer/t.py",
