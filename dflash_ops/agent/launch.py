@@ -88,7 +88,7 @@ def _begin(
         "python": job.python,
         "command": job.command("run", settings, folder.out),
         "cwd": str(job.release),
-        "environment": job.environment(work, Mark.of_run(work.root, run)),
+        "environment": job.environment(Mark.of_run(work.root, run)),
         "user": None if account is None else account.name,
         "devices": job.devices.names,
         "binding": asdict(binding),

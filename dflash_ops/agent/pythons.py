@@ -33,7 +33,7 @@ print(json.dumps([platform.python_version(), sys.executable, found]))
 """
 
 _COMPILE = """
-import json, os, py_compile, sys
+import json, os, sys
 bad, count = [], 0
 for folder, folders, names in os.walk(sys.argv[1]):
     folders.sort()
@@ -42,11 +42,11 @@ for folder, folders, names in os.walk(sys.argv[1]):
             count += 1
             path = os.path.join(folder, name)
             try:
-                py_compile.compile(path, doraise=True)
-            except py_compile.PyCompileError as error:
-                cause = error.exc_value
-                bad.append({"path": os.path.relpath(path, sys.argv[1]), "line": getattr(cause, "lineno", None),
-                            "message": getattr(cause, "msg", None) or str(cause)})
+                with open(path, "rb") as source:
+                    compile(source.read(), path, "exec", dont_inherit=True)
+            except (SyntaxError, ValueError) as error:
+                bad.append({"path": os.path.relpath(path, sys.argv[1]), "line": getattr(error, "lineno", None),
+                            "message": getattr(error, "msg", None) or str(error)})
 print(json.dumps([count, bad]))
 """
 _USUAL_PLACES = ("/opt/*/bin/python3", "/opt/*/*/bin/python3", "~/*/bin/python3", "~/.*/bin/python3")
@@ -171,13 +171,9 @@ def op_probe(_: Conversation, args: Arguments) -> Dict[str, Any]:
 
 
 def op_syntax(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
-    work, digest = conversation.work, args.digest()
-    release = find_release(work, digest)
+    release = find_release(conversation.work, args.digest())
     python = find_python(args.text("python"))
-    caches: Path = work.pycache / digest
-    caches.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # -I would ignore PYTHONPYCACHEPREFIX
-    command = [python, "-I", "-X", f"pycache_prefix={caches}", "-c", _COMPILE, str(release)]
+    command = [python, "-I", "-c", _COMPILE, str(release)]
     count, bad = json.loads(_ask(command, python, None, "compile the release").stdout.splitlines()[-1])
     if bad:
         first = bad[0]

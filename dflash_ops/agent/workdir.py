@@ -23,7 +23,7 @@ class WorkDir:
     def open(cls, path: str) -> "WorkDir":
         root = Path(os.path.abspath(os.path.expanduser(path)))
         work = cls(root)
-        for folder in (work.releases, work.runs, work.canaries, work.verdicts, work.cache / "prepared", work.pycache):
+        for folder in (work.releases, work.runs, work.canaries, work.verdicts, work.cache / "prepared"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return work
 
@@ -46,10 +46,6 @@ class WorkDir:
     @property
     def cache(self) -> Path:
         return self.root / "cache"
-
-    @property
-    def pycache(self) -> Path:
-        return self.root / "pycache"
 
     @property
     def lock(self) -> Path:

@@ -81,7 +81,7 @@ def _quality(result: dict[str, Any]) -> Iterator[str]:
         ("first_slot_acceptance", "first-slot acceptance"),
         ("tau", "tau (accepted + bonus, mean over cycles)"),
     ):
-        yield f"| {name} | {before[key]:.3f} | {after[key]:.3f} |"
+        yield f"| {name} | {_figure(before[key])} | {_figure(after[key])} |"
     yield ""
     yield f"{result['steps']} optimiser steps. tau says how many tokens a verification yields; it is not a speed-up."
     yield ""
@@ -126,6 +126,11 @@ def _files(folder: Path, result: dict[str, Any]) -> Iterator[str]:
         if path.exists():
             last = " (the last)" if result.get("checkpoint", "").endswith(path.name) else ""
             yield f"- `{path.relative_to(folder)}`{last}"
+
+
+def _figure(value: float | None) -> str:
+    """A held-out loss may be null: no answer fitted a bucket."""
+    return "" if value is None else f"{value:.3f}"
 
 
 def _cell(text: str) -> str:

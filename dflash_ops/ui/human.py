@@ -128,8 +128,8 @@ class HumanView:
     def _progress(self, event: Event) -> None:
         if event["kind"] == "evaluation":
             self._say(
-                f"eval     {event['when']}: held-out loss {event['loss']:.3f}, first-slot acceptance "
-                f"{event['first_slot_acceptance']:.3f}, tau {event['tau']:.3f}"
+                f"eval     {event['when']}: held-out loss {_figure(event['loss'])}, first-slot acceptance "
+                f"{_figure(event['first_slot_acceptance'])}, tau {_figure(event['tau'])}"
             )
 
     def _collected(self, event: Event) -> None:
@@ -149,7 +149,7 @@ class HumanView:
                 ("first_slot_acceptance", "first-slot acceptance"),
                 ("tau", "tau"),
             ):
-                self._say(f"  {name:22} {before[key]:.3f} -> {after[key]:.3f}")
+                self._say(f"  {name:22} {_figure(before[key])} -> {_figure(after[key])}")
             self._say("  (tau counts tokens a verification; at this length of training it is no speed-up)")
 
     def _run(self, event: Event) -> None:
@@ -169,6 +169,10 @@ class HumanView:
             self._say(f"         {escape(line)}")
         if event["fix"]:
             self._say(f"  next   {escape(event['fix'])}")
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _evidence_lines(evidence: Any) -> list[str]:

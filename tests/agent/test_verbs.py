@@ -24,7 +24,7 @@ def test_a_job_gets_the_contracts_settings_and_a_clean_environment(work: Path, r
     assert seen.pop("PATH").startswith(str(Path(bare_python()).parent) + ":")
     assert seen == {
         "PYTHONPATH": root,
-        "PYTHONPYCACHEPREFIX": str(work / "pycache" / release.digest),
+        "PYTHONDONTWRITEBYTECODE": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
         "HOME": pwd.getpwuid(os.geteuid()).pw_dir,

@@ -14,7 +14,7 @@ options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
 out = Path(options["--out"])
 settings = json.loads(Path(options["--settings"]).read_text())
 act = settings["training"].get("act", {})
-names = ("PATH", "PYTHONPATH", "PYTHONPYCACHEPREFIX", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "HOME", "SECRET")
+names = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "HOME", "SECRET")
 seen = {name: os.environ.get(name) for name in names}
 
 
