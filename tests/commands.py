@@ -133,6 +133,7 @@ class Desk:
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
+            check=False,
         )
         return Ended(done.returncode, done.stdout, done.stderr)
 

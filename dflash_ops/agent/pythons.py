@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from .accounts import Account, find_account, own_home, popen_options

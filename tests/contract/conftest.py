@@ -26,12 +26,11 @@ def ssh_section(rig: Rig) -> str:
     )
 
 
-def pct_host(
-    rig: Rig, *, transfer: str = "stream", container: int | None = None, workdir: str = "/var/lib/dflash"
-) -> str:
+def pct_host(rig: Rig, *, transfer: str = "stream", container: int | None = None, workdir: str = "/var/lib/x") -> str:
+    command = rig.folder / "sbin" / "pct"
     return (
         f"transport: pct\npython: {sys.executable}\nworkdir: {workdir}\n{ssh_section(rig)}"
-        f"pct:\n  id: {container or rig.container_id}\n  transfer: {transfer}\n  command: {rig.folder / 'sbin' / 'pct'}\n"
+        f"pct:\n  id: {container or rig.container_id}\n  transfer: {transfer}\n  command: {command}\n"
     )
 
 
