@@ -25,6 +25,7 @@ test: ## sets up .venv, then lint, types and all tests (root on Debian/Ubuntu: i
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python benchmarks/claims.py
 	$(BIN)/python -m pytest -m "not ($(LATER))"
 	$(BIN)/python -m pytest -m "$(LATER)" -n 2
 

@@ -1,0 +1,46 @@
+"""Which measurements still speak for the code: `python benchmarks/claims.py` lists those whose sources have changed.
+
+Each folder of results holds a `claim.json`: date, GPU, torch, command, figures, `sources` (folders of this repository)
+Each folder of results holds a `claim.json`: date, GPU, torch, command, figures, `sources` (folders of this project)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def sources_digest(sources: list[str], root: Path = ROOT) -> str:
+    """sha256 over path and content of every Python file below `sources`."""
+    digest = hashlib.sha256()
+    for path in sorted(file for source in sources for file in (root / source).rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def stale_claims(results: Path = RESULTS, root: Path = ROOT) -> list[str]:
+    """One line for each claim whose sources are no longer what was measured."""
+    found = []
+    for path in sorted(results.glob("*/claim.json")):
+        claim = json.loads(path.read_text())
+        if sources_digest(claim["sources"], root) != claim["digest"]:
+            changed = ", ".join(claim["sources"])
+            found.append(f"{path.parent.name}: measured {claim['date']} on {claim['gpu']}; changed since: {changed}")
+    return found
+
+
+def main() -> None:
+    """Prints the list; always exits 0."""
+    stale = stale_claims()
+    for line in stale:
+        print(f"stale: {line}")
+    print(f"{len(stale)} of {len(list(RESULTS.glob('*/claim.json')))} measurements are stale")
+
+
+if __name__ == "__main__":
+    main()
