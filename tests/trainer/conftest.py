@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,13 @@ TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|> {{ message['content'] }} {% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("compiles"):
+        headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+        if not (shutil.which("g++") or shutil.which("c++")) or not headers.exists():
+            pytest.skip("torch.compile on a CPU needs a C++ compiler and Python's headers (apt: g++, python3-dev)")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -167,6 +167,7 @@ def test_a_dying_worker_shows_its_traceback(ready: Callable[..., Json], tmp_path
     assert "drafter-1 failed" in log
 
 
+@pytest.mark.compiles
 @pytest.mark.slow
 def test_compiled_workers_pass(ready: Callable[..., Json], tmp_path: Path) -> None:
     code, evidence, log = canary(ready(strategy="default"), tmp_path)
@@ -175,6 +176,7 @@ def test_compiled_workers_pass(ready: Callable[..., Json], tmp_path: Path) -> No
     assert wanted <= outcomes(evidence, "pass")
 
 
+@pytest.mark.compiles
 @pytest.mark.slow
 def test_a_shared_code_object(ready: Callable[..., Json], tmp_path: Path) -> None:
     code, evidence, _ = canary(ready(strategy="default"), tmp_path, fault="shared-code-object")
@@ -182,6 +184,7 @@ def test_a_shared_code_object(ready: Callable[..., Json], tmp_path: Path) -> Non
     assert ("code_objects", 1) in outcomes(evidence, "fail")
 
 
+@pytest.mark.compiles
 @pytest.mark.slow
 def test_a_compile_outside_the_gate(ready: Callable[..., Json], tmp_path: Path) -> None:
     code, evidence, _ = canary(ready(strategy="default"), tmp_path, fault="compile-without-gate")

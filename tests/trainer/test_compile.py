@@ -33,6 +33,7 @@ def test_private_functions_share_nothing_but_their_text() -> None:
         private_function(len, "x")
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("strategy", ["default", "reduce-overhead"])
 def test_workers_compile_under_the_gate_and_then_never_again(strategy: str) -> None:
     workers = 2
@@ -82,6 +83,7 @@ def test_workers_compile_under_the_gate_and_then_never_again(strategy: str) -> N
     assert torch.compile(lambda x: x + 1)(torch.ones(1)).item() == 2
 
 
+@pytest.mark.compiles
 def test_a_compile_outside_the_gate_is_seen() -> None:
     with CompileLog() as log:
         torch.compile(lambda x: x * 2)(torch.ones(2))
@@ -148,6 +150,7 @@ def test_untouched_restores_buffers_gradients_and_random_states() -> None:
     assert torch.equal(torch.get_rng_state(), states[0]) and torch.equal(generator.get_state(), states[1])
 
 
+@pytest.mark.compiles
 @pytest.mark.slow
 def test_a_compiled_drafter_equals_an_eager_one_and_warm_up_leaves_no_trace() -> None:
     weight = torch.randn((20, 16), generator=torch.Generator().manual_seed(2))

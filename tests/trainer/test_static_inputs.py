@@ -12,6 +12,8 @@ from trainer.compile import STRATEGIES, Strategy
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.step import Batch, DrafterForwardBackward, FrozenHead, blank_batch
 
+pytestmark = pytest.mark.torch
+
 CONFIG = DrafterConfig(
     hidden_size=16,
     intermediate_size=32,
