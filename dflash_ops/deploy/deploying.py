@@ -19,7 +19,7 @@ from dflash_ops.deploy.records import LastRun, create_record, new_run_id, rememb
 from dflash_ops.deploy.report import write_report
 from dflash_ops.deploy.session import Session
 from dflash_ops.deploy.stages import Stages, refuse_verdict
-from dflash_ops.errors import ExitCode, OpsError
+from dflash_ops.errors import ExitCode, OpsError, TransportError
 from dflash_ops.files import write_json
 
 GOOD_STATES = frozenset({"SUCCEEDED", "STOPPED"})
@@ -100,7 +100,18 @@ def _proven(
 
 
 def _judge(stages: Stages, folder: Path, *, again: bool, outcome: Outcome) -> None:
-    verdict = stages.canary(again=again)
+    try:
+        verdict = stages.canary(again=again)
+    except TransportError as error:
+        # killed half-way, no answer, rebooted: nobody knows, and nothing was launched
+        outcome.verdict = "inconclusive"
+        raise OpsError(
+            f"the canary cannot tell: {error.what} while it ran",
+            exit_code=ExitCode.INCONCLUSIVE,
+            kind="canary",
+            where=stages.session.host.name,
+            fix="nothing was launched; once the host answers, run the same command again",
+        ) from error
     outcome.verdict = verdict["outcome"]
     write_json(folder / "verdict.json", verdict)
     refuse_verdict(verdict, stages.session.host.name)

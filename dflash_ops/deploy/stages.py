@@ -94,7 +94,7 @@ class Stages:
                 kind="doctor",
                 where=f"{self._where}, trainer",
                 fix=error.fix
-                or f"give {self.session.python} there the trainer's packages: `pip install 'dflash-ops[trainer]'`",
+                or f"give {self.session.python} there the trainer's packages (the wheel with its extra `trainer`)",
                 evidence=error.evidence,
             ) from error
         self._report(examine_trainer(answer))

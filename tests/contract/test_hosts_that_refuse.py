@@ -124,6 +124,25 @@ def test_push_leaves_nothing_on_the_node(desk: Desk, rig: Rig, tmp_path: Path) -
     assert "incoming" not in listed
 
 
+def test_a_container_that_stops_during_a_canary_is_inconclusive(desk: Desk, rig: Rig, tmp_path: Path) -> None:
+    desk.write_host("box", pct_host(rig, workdir=f"/var/lib/{tmp_path.name}"))
+    desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 100})
+    with desk.started("deploy", "--playbook", "hanging") as process:
+        desk.until_event(process, "canary")
+        rig.stop_container()
+        try:
+            out, _ = process.communicate(timeout=120)
+        finally:
+            rig.start_container()
+    result = json.loads(out.splitlines()[-1])
+    assert process.returncode == result["exit"] == 7
+    assert result["verdict"] == "inconclusive"
+    assert desk.run("runs").result["runs"] == []
+    # and the lock that the killed agent left does not outlive its boot
+    desk.write_playbook()
+    assert desk.deploy("--detach").code == 0
+
+
 def test_a_container_that_stops_during_a_run_loses_it_honestly(desk: Desk, rig: Rig, tmp_path: Path) -> None:
     desk.write_host("box", pct_host(rig, workdir=f"/var/lib/{tmp_path.name}"))
     desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 500})
