@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from dflash_ops.deploy.events import Event
 
@@ -107,12 +106,15 @@ class HumanView:
         if event["reused"]:
             self._say(f"canary   {OUTCOMES[event['outcome']]}, reused: {escape(event['why'])}")
             return
-        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        passed = 0
         for check in event["checks"]:
-            worker = "" if check.get("worker") is None else f"worker {check['worker']}"
-            table.add_row("", escape(check["id"]), worker, OUTCOMES[check["outcome"]], escape(check.get("summary", "")))
-        self._console.print(table)
-        self._say(f"canary   {OUTCOMES[event['outcome']]}: {escape(event['summary'])}")
+            if check["outcome"] == "pass":
+                passed += 1
+                continue
+            worker = "" if check.get("worker") is None else f" worker {check['worker']}"
+            summary = escape(check.get("summary", ""))
+            self._say(f"         {OUTCOMES[check['outcome']]} {escape(check['id'])}{worker}: {summary}")
+        self._say(f"canary   {OUTCOMES[event['outcome']]}: {escape(event['summary'])} ({passed} checks passed)")
 
     def _launched(self, event: Event) -> None:
         unit = f" as {escape(event['unit'])}" if event["unit"] else ""
