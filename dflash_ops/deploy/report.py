@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dflash_ops.deploy.times import utc
+
 STEPS_SHOWN = 12
 
 
@@ -34,9 +36,9 @@ def _lines(folder: Path) -> Iterator[str]:
         ("playbook", record.get("playbook")),
         ("release", record.get("release")),
         ("devices", ", ".join(status.get("devices") or [])),
-        ("started", status.get("started")),
-        ("ended", status.get("ended")),
-        ("exit", json.dumps(status.get("exit")) if status.get("exit") else None),
+        ("started", utc(status.get("started"))),
+        ("ended", utc(status.get("ended"))),
+        ("exit", _ending(status.get("exit"))),
     ):
         if value:
             yield f"- {name}: {value}"
@@ -45,6 +47,17 @@ def _lines(folder: Path) -> Iterator[str]:
     yield from _quality(result)
     yield from _steps(folder / "metrics.ndjson")
     yield from _files(folder, result)
+
+
+def _ending(ended: dict[str, Any] | None) -> str:
+    if not ended:
+        return ""
+    words = f"signal {ended['signal']}" if ended.get("signal") else f"code {ended['code']}"
+    return (
+        words
+        + (", after SIGKILL" if ended.get("forced") else "")
+        + (f": {ended['error']}" if ended.get("error") else "")
+    )
 
 
 def _canary(verdict: dict[str, Any]) -> Iterator[str]:
@@ -64,6 +77,8 @@ def _canary(verdict: dict[str, Any]) -> Iterator[str]:
     yield "Bound to:"
     yield ""
     for name, value in sorted(verdict.get("binding", {}).items()):
+        if value is None:
+            continue
         yield f"- {name}: {', '.join(value) if isinstance(value, list) else value}"
     yield ""
 

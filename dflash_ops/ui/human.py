@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from dflash_ops.deploy.events import Event
+from dflash_ops.deploy.times import utc
 
 MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warn[/]", "blocker": "[red]stop[/]"}
 OUTCOMES = {
@@ -159,7 +160,9 @@ class HumanView:
         colour = {"RUNNING": "cyan", "SUCCEEDED": "green", "STOPPED": "yellow"}.get(state, "red")
         last = event.get("last") or {}
         step = f", step {last['step']}, loss {last['loss']:.4f}" if last else ""
-        self._say(f"{event['run']}  [{colour}]{state}[/]  {', '.join(event['devices'])}  from {event['started']}{step}")
+        self._say(
+            f"{event['run']}  [{colour}]{state}[/]  {', '.join(event['devices'])}  from {utc(event['started'])}{step}"
+        )
         if event.get("skipped_canary"):
             self._say(f"  [bold red]without a canary[/]: {escape(event['skipped_canary'])}")
 

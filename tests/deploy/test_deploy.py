@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -57,7 +58,16 @@ def test_goes_from_build_to_collect(desk: Desk) -> None:
     assert checkpoints == ["step-000004", "step-000008", "step-000012"]
     assert (folder / "checkpoints" / "step-000012" / "model.safetensors").stat().st_size > 0
     report = (folder / "report.md").read_text()
-    for words in ("SUCCEEDED", result["release"], "first-slot acceptance", "tau", "step-000012", "pass"):
+    assert re.search(r"- started: \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\n", report)
+    for words in (
+        "SUCCEEDED",
+        "- exit: code 0",
+        result["release"],
+        "first-slot acceptance",
+        "tau",
+        "step-000012",
+        "pass",
+    ):
         assert words in report
     kept = [json.loads(line) for line in (folder / "events.ndjson").read_text().splitlines()]
     assert [event["event"] for event in kept if event["event"] in STATES] == STATES
