@@ -96,41 +96,48 @@ def command_end(function: Callable[..., None]) -> Function:
             code = _say(events, error, debug)
         except click.UsageError as error:
             code = _say(events, OpsError(error.format_message(), exit_code=ExitCode.USAGE, kind="usage"), debug)
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            AssertionError,
-            ArithmeticError,
-            RuntimeError,
-        ) as error:
-            bug = OpsError(
-                f"{type(error).__name__}: {error}",
-                exit_code=ExitCode.BUG,
-                kind="bug",
-                where="dflash-ops itself",
-                fix="this is a bug: please report it with the output of the same command with --debug",
-            )
-            bug.__cause__ = error
-            code = _say(events, bug, debug)
         except (KeyboardInterrupt, click.Abort):
             code = ExitCode.INTERRUPTED
-            run_id = result.get("run")
-            events.emit(
-                "notice",
-                text=f"interrupted; run {run_id} goes on: `dflash-ops tail-logs {run_id} -f`"
-                if run_id
-                else "interrupted",
-            )
+            events.emit("notice", text=_interrupted(result.get("run")))
         except BrokenPipeError:
             # the reader of our output went away (`| head`): there is nobody left to tell
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = ExitCode.INTERRUPTED
+        except OSError as error:
+            code = _say(events, _workstation_error(error), debug)
+        except Exception as error:
+            code = _say(events, _bug(error), debug)
         events.emit("result", exit=int(code), **result)
         return int(code)
 
     return run
+
+
+def _interrupted(run: str | None) -> str:
+    return f"interrupted; run {run} goes on: `dflash-ops tail-logs {run} -f`" if run else "interrupted"
+
+
+def _workstation_error(error: OSError) -> OpsError:
+    """Files of this machine: a full disk, a folder that may not be written."""
+    return OpsError(
+        f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""),
+        exit_code=ExitCode.BLOCKED,
+        kind="workstation",
+        where="this workstation",
+        fix="mend that, and run the same command again; a run that was launched goes on",
+    )
+
+
+def _bug(error: Exception) -> OpsError:
+    found = OpsError(
+        f"{type(error).__name__}: {error}",
+        exit_code=ExitCode.BUG,
+        kind="bug",
+        where="dflash-ops itself",
+        fix="this is a bug: please report it with the output of the same command with --debug",
+    )
+    found.__cause__ = error
+    return found
 
 
 def _say(events: Events, error: OpsError, debug: bool) -> ExitCode:

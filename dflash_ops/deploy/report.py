@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_ops.deploy.times import utc
+from dflash_ops.files import write_bytes
 
 STEPS_SHOWN = 12
 
@@ -15,9 +16,7 @@ STEPS_SHOWN = 12
 def write_report(folder: Path) -> Path:
     """`folder` is `runs/<run>/`. Returns the report's path."""
     path = folder / "report.md"
-    temporary = folder / ".report.md.tmp"
-    temporary.write_text("\n".join(_lines(folder)) + "\n")
-    temporary.replace(path)
+    write_bytes(path, ("\n".join(_lines(folder)) + "\n").encode())
     return path
 
 

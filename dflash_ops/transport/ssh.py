@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 15
 STALL_TIMEOUT_S = 60.0
-"""A write that moves nothing for this long means a dead peer (paramiko's keepalive never tells)."""
+"""Nothing read or written for this long means a dead peer (paramiko's keepalive never tells)."""
 
 
 class SshChannel:
@@ -34,6 +34,8 @@ class SshChannel:
     def read(self, size: int) -> bytes:
         try:
             data: bytes = self._channel.recv(size)
+        except TimeoutError as error:
+            raise self._stalled() from error
         except OSError as error:
             raise TransportError(f"the SSH connection broke: {error}", where=self._where, lost=True) from error
         return data
@@ -45,13 +47,13 @@ class SshChannel:
                 while view:
                     view = view[self._channel.send(view) :]
         except TimeoutError as error:
-            raise TransportError(
-                f"nothing moved for {STALL_TIMEOUT_S:.0f} s on the SSH connection",
-                where=self._where,
-                lost=True,
-            ) from error
+            raise self._stalled() from error
         except OSError as error:
             raise TransportError(f"the SSH connection broke: {error}", where=self._where, lost=True) from error
+
+    def _stalled(self) -> TransportError:
+        words = f"nothing moved for {STALL_TIMEOUT_S:.0f} s on the SSH connection"
+        return TransportError(words, where=self._where, lost=True)
 
     def stderr(self) -> str:
         return self._tail.text(0.3)
@@ -84,11 +86,14 @@ class SshTransport:
         return f"ssh {self._ssh.address}"
 
     def open(self, argv: Sequence[str]) -> SshChannel:
-        channel = self._connected().open_session()
-        channel.settimeout(STALL_TIMEOUT_S)
-        channel.exec_command(shlex.join(argv))
-        # reads are bounded by the conversation's heartbeats, not by a socket timeout
-        channel.settimeout(None)
+        import paramiko
+
+        try:
+            channel = self._connected().open_session(timeout=STALL_TIMEOUT_S)
+            channel.settimeout(STALL_TIMEOUT_S)
+            channel.exec_command(shlex.join(argv))
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise TransportError(f"the SSH connection broke: {error}", where=self.where, lost=True) from error
         return SshChannel(channel, self.where)
 
     def deliver(self, archive: Path, destination: str) -> bool:

@@ -22,6 +22,9 @@ class StreamTail:
         while True:
             try:
                 chunk = self._read(16384)
+            except TimeoutError:
+                # silence is no end
+                continue
             except (OSError, ValueError):
                 return
             if not chunk:

@@ -122,3 +122,13 @@ def test_help_has_an_example_for_every_command(desk: Desk) -> None:
     near = desk.type("tail-log")
     assert near.code == 2
     assert "tail-logs" in near.err
+
+
+def test_a_full_disk_on_the_workstation(desk: Desk, full_disk: Path) -> None:
+    (full_disk / "ballast").write_bytes(b"x" * (1000 << 10))
+    done = desk.deploy("--runs", str(full_disk / "runs"))
+    assert done.code == 5, done.out
+    assert done.error["where"] == "this workstation"
+    assert "No space left" in done.error["what"]
+    # nothing half-written has a final name there, and the run (if it was launched) belongs to the host
+    assert not list(full_disk.rglob("*.tmp"))
