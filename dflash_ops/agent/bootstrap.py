@@ -17,9 +17,11 @@ _STATEMENTS = (
     "nonce,size,digest,work=sys.argv[1:5]",
     "work=os.path.abspath(os.path.expanduser(work))",
     "code,fix=5,'choose a python of 3.9 or newer for this host'",
-    "sys.excepthook=lambda kind,error,trace:print(chr(10)+'DFLASH-OPS-REFUSED',nonce,json.dumps(dict("
+    "part=os.devnull",
+    "sys.excepthook=lambda kind,error,trace:(part is os.devnull or os.path.exists(part) and os.unlink(part),"
+    "print(chr(10)+'DFLASH-OPS-REFUSED',nonce,json.dumps(dict("
     "kind='bootstrap',what=kind.__name__+': '+str(error),where='starting the agent in '+work,fix=fix,exit=code,"
-    "evidence=None)),flush=True)",
+    "evidence=None)),flush=True))",
     "assert sys.version_info>=(3,9),'the agent needs Python 3.9 or newer, '+sys.executable+' is '"
     "+sys.version.split()[0]",
     "code,fix=4,'run the command again'",
@@ -29,13 +31,15 @@ _STATEMENTS = (
     "os.umask(63)",
     "os.makedirs(os.path.join(work,'agent'),exist_ok=True)",
     "path=os.path.join(work,'agent',digest+'.pyz')",
-    "part=path+'.'+str(os.getpid())",
+    # on a full or read-only disk the file that is there must do
+    "same=os.path.exists(path) and hashlib.sha256(open(path,'rb').read()).hexdigest()==digest",
+    "part=os.devnull if same else path+'.'+str(os.getpid())",
     "file=open(part,'wb')",
     "file.write(data)",
     "file.flush()",
-    "os.fsync(file.fileno())",
+    "same or os.fsync(file.fileno())",
     "file.close()",
-    "os.replace(part,path)",
+    "same or os.replace(part,path)",
     "os.execv(sys.executable,[sys.executable,'-I',path,'serve',nonce,work]+sys.argv[5:])",
 )
 BOOTSTRAP = ";".join(_STATEMENTS)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 from .arguments import Arguments
 from .conversation import Conversation
-from .errors import AgentError, ExitCode
+from .errors import AgentError
 from .files import read_json, remove_tree, tail_lines, write_json
 from .jobs import Ending, Job, new_id, run_verb
-from .processes import Mark, ProcessId, boot_id
+from .orphans import MARKER, clear_orphans
 from .runs import refuse_if_busy
 from .verdicts import Binding, Outcome, Verdict, VerdictStore, stamp
 from .workdir import WorkDir
@@ -30,7 +29,7 @@ def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     job = Job.from_arguments(work, args)
     timeout_s, max_age_s = args.seconds("timeout_s", 900), args.seconds("max_age_s", _DAY_S)
     refuse_if_busy(work, job.devices.names)
-    _clear_leftovers(work, job)
+    clear_orphans(work)
 
     binding, store = stamp(job), VerdictStore.of(work)
     # from here until the canary has decided there is no verdict: not after a kill, nor after a reboot
@@ -39,9 +38,6 @@ def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     folder = work.canaries / name
     out = folder / "out"
     out.mkdir(mode=0o700, parents=True)
-    agent = ProcessId.of(os.getpid())
-    marker = {"boot_id": boot_id(), "devices": job.devices.names, "agent": agent.to_json() if agent else None}
-    write_json(folder / "running.json", marker)
     work.record("canary_start", canary=name, release=job.digest, binding=binding.digest)
     ending = run_verb(conversation, job, "canary", name=name, folder=folder, out=out, timeout_s=timeout_s)
 
@@ -52,7 +48,7 @@ def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     verdict = Verdict.make(outcome, binding, max_age_s, evidence, f"canary/{name}/log")
     write_json(folder / "evidence.json", evidence)
     store.put(verdict)
-    (folder / "running.json").unlink()
+    (folder / MARKER).unlink()
     work.record("canary_end", canary=name, release=job.digest, outcome=outcome.value, binding=binding.digest)
     if outcome is Outcome.PASS:
         # the rehearsal's checkpoints are as large as a run's
@@ -102,26 +98,6 @@ def _changed(args: Arguments, work: WorkDir, before: Binding) -> Optional[str]:
         return f"while the canary ran, something changed: {error.what}"
     differences = after.differences(vars(before))
     return f"while the canary ran, the host changed: it was {' and '.join(differences)} before" if differences else None
-
-
-def _clear_leftovers(work: WorkDir, job: Job) -> None:
-    """A canary whose agent was killed may still hold the devices; one whose agent lives is left alone."""
-    for marker in work.canaries.glob("*/running.json"):
-        value, name = read_json(marker) or {}, marker.parent.name
-        agent = ProcessId.from_json(value.get("agent"))
-        if value.get("boot_id") == boot_id() and agent is not None and agent.alive:
-            shared = sorted(set(value.get("devices", [])) & set(job.devices.names))
-            if shared:
-                raise AgentError(
-                    "busy",
-                    f"canary {name} is running on {', '.join(shared)}",
-                    "devices of the host",
-                    "wait until it has decided",
-                    ExitCode.RUN_FAILED,
-                )
-            continue
-        Mark.of_job(work.root, name).kill()
-        marker.unlink(missing_ok=True)
 
 
 def _prune(work: WorkDir) -> None:

@@ -77,7 +77,7 @@ def _listed_files(checkpoint: Path) -> Optional[Dict[Path, str]]:
         path, size, sha256 = (item.get(key) for key in ("path", "size", "sha256"))
         if not isinstance(path, str) or not is_safe_relative(path) or not isinstance(sha256, str):
             return None
-        if _regular_size(checkpoint / path) != size:
+        if _regular_size(checkpoint / path) != size or Path(path).suffix in _UNFINISHED:
             return None
         found[checkpoint / path] = sha256
     return found

@@ -20,7 +20,7 @@ def op_check(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     """The content of check.json, also where it says `refused`."""
     job, timeout_s = Job.from_arguments(conversation.work, args), args.seconds("timeout_s", 300)
     name = new_id()
-    folder = conversation.work.root / "scratch" / name
+    folder = conversation.work.scratch / name
     try:
         out = _new_folder(folder / "out")
         ending = run_verb(conversation, job, "check", name=name, folder=folder, out=out, timeout_s=timeout_s)
@@ -51,7 +51,7 @@ def op_prepare(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         return {"path": str(path), "reused": True}
     remove_tree(path)
     name = new_id()
-    folder = work.root / "scratch" / name
+    folder = work.scratch / name
     try:
         folder.mkdir(mode=0o700, parents=True)
         out = _new_folder(path)

@@ -25,6 +25,7 @@ from .frames import (
     encode_frame,
 )
 from .lock import Lock
+from .orphans import clear_orphans
 from .workdir import WorkDir
 
 _READ_SIZE = 256 * 1024
@@ -165,6 +166,7 @@ class Conversation:
         with self.starting() as register:
             self.lock.acquire(owner, command, self.close)
             register(self.lock.release)
+        clear_orphans(self.work)
 
     def close(self, reason: str, code: int = 0) -> None:
         """Undoes what the conversation started and ends the process; only the first caller gets to do it."""

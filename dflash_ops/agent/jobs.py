@@ -18,6 +18,7 @@ from .conversation import Conversation
 from .devices import Devices, inventory, resolve
 from .files import write_json
 from .follow import POLL_S, Tail
+from .orphans import mark_running
 from .processes import Mark, signal_group
 from .pythons import base_environment, find_python
 from .releases import find_release
@@ -131,6 +132,7 @@ def run_verb(
     """
     work = conversation.work
     mark = Mark.of_job(work.root, name)
+    mark_running(folder, job.devices.names)
     settings = folder / "settings.json"
     write_json(settings, job.contract_settings(work, None))
     job.open_to_account(work, folder, settings, out)

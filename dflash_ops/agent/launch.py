@@ -39,6 +39,10 @@ def op_launch(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     work = conversation.work
     conversation.lock.refuse_if_taken()
     job, run, reason = Job.from_arguments(work, args), args.new_run(), args.optional_text("reason")
+    if reason is not None and not reason.strip():
+        raise AgentError(
+            "request", "the reason is blank", "request launch", "say why there is no canary", ExitCode.USAGE
+        )
     grace_s, max_age_s = args.seconds("grace_s", DEFAULT_GRACE_S), args.seconds("max_age_s", NO_LIMIT)
     refuse_if_busy(work, job.devices.names)
     binding, verdict = allow_launch(work, job, max_age_s, reason)

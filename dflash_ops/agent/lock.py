@@ -54,8 +54,12 @@ class Owner:
 
 
 def _read(folder: Path) -> Optional[Owner]:
+    """None also where nobody can say whose it is: a damaged record holds nothing."""
     value = read_json(folder / "owner.json")
-    return None if value is None else Owner.from_json(value)
+    try:
+        return None if value is None else Owner.from_json(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def _locked(owner: Owner) -> AgentError:
@@ -125,7 +129,12 @@ class Lock:
                 present = _read(self._work.lock)
                 if present is None or present.token != self._token:
                     break
-                self._write(Owner(**{**asdict(mine), "beat": boottime_s()}))
+                try:
+                    self._write(Owner(**{**asdict(mine), "beat": boottime_s()}))
+                except OSError:
+                    # a full disk: the next beat may find room; once stale, others may take the lock, so we stop
+                    if present.stale:
+                        break
         else:
             return
         lost("another deploy took the lock over while this agent did not run")

@@ -12,6 +12,7 @@ from .arguments import Arguments
 from .conversation import Conversation
 from .errors import AgentError, ExitCode
 from .files import read_json, tail_lines
+from .orphans import running_canaries
 from .processes import Mark, ProcessId, boot_id
 from .workdir import WorkDir
 
@@ -79,10 +80,29 @@ class RunFolder:
     def state(self) -> RunState:
         supervised = self.supervisor() is not None
         # read after the look at the supervisor: it writes exit.json before it goes
-        ended = read_json(self.exit_file)
+        ended = self.ended()
         if ended is not None:
             return RunState(ended["state"])
         return RunState.RUNNING if supervised else RunState.LOST
+
+    def ended(self) -> Optional[Dict[str, Any]]:
+        """exit.json; a damaged one says nothing."""
+        value = read_json(self.exit_file)
+        known = value is not None and value.get("state") in [state.value for state in RunState]
+        return value if known else None
+
+    def devices(self) -> Optional[List[str]]:
+        """None where the record is damaged: then nobody knows."""
+        found = self.record().get("devices")
+        return [str(name) for name in found] if isinstance(found, list) else None
+
+    def begun(self) -> Optional[float]:
+        """When it began (Unix seconds); None for a folder in which no run ever began."""
+        file = self.path / "run.json"
+        if not file.exists():
+            return None
+        started = self.record().get("started")
+        return float(started) if isinstance(started, (int, float)) else file.stat().st_mtime
 
     @property
     def mark(self) -> Mark:
@@ -92,20 +112,20 @@ class RunFolder:
     def summary(self) -> Dict[str, Any]:
         """What `status` says of a run; `evidence` is the end of the log where a run ended badly."""
         record, state = self.record(), self.state()
-        ended = read_json(self.exit_file)
+        ended = self.ended()
         job = (read_json(self.state_file) or {}).get("job") or {}
         log = sorted((self.path / "log").glob("*.log"))
         return {
             "run": self.run,
             "state": state.value,
             "release": record.get("release"),
-            "started": record.get("started"),
-            "ended": None if ended is None else ended["ended"],
+            "started": self.begun(),
+            "ended": None if ended is None else ended.get("ended"),
             "exit": ended,
             "pid": job.get("pid"),
             "unit": record.get("unit"),
             "user": record.get("user"),
-            "devices": record.get("devices", []),
+            "devices": self.devices() or [],
             "playbook": record.get("playbook"),
             "skipped_canary": record.get("skipped_canary"),
             "last": self._last_step(),
@@ -128,9 +148,9 @@ def all_runs(work: WorkDir) -> List[RunFolder]:
     begun = []
     for path in work.runs.iterdir():
         folder = RunFolder(path)
-        record = folder.record()
-        if record:
-            begun.append((float(record["started"]), path.name, folder))
+        started = folder.begun()
+        if started is not None:
+            begun.append((started, path.name, folder))
     return [folder for _, _, folder in sorted(begun, key=lambda item: item[:2], reverse=True)]
 
 
@@ -154,7 +174,9 @@ def find_run(work: WorkDir, run: Optional[str]) -> RunFolder:
 def refuse_if_busy(work: WorkDir, devices: Sequence[str]) -> None:
     """AgentError `busy` when a run, also a lost one whose processes live on, uses one of the devices."""
     for folder in all_runs(work):
-        shared = sorted(set(devices) & set(folder.record().get("devices", [])))
+        held = folder.devices()
+        # a run whose record is damaged may use any of them
+        shared = sorted(set(devices) if held is None else set(devices) & set(held))
         if not shared:
             continue
         state = folder.state()
@@ -170,6 +192,16 @@ def refuse_if_busy(work: WorkDir, devices: Sequence[str]) -> None:
             ExitCode.RUN_FAILED,
             folder.summary(),
         )
+
+    for canary, held in running_canaries(work).items():
+        if shared := sorted(set(devices) & set(held)):
+            raise AgentError(
+                "busy",
+                f"canary {canary} is running on {', '.join(shared)}",
+                "devices of the host",
+                "wait until it has decided",
+                ExitCode.RUN_FAILED,
+            )
 
 
 def op_runs(conversation: Conversation, _: Arguments) -> Dict[str, Any]:

@@ -24,7 +24,7 @@ def op_stop(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     folder = find_run(conversation.work, args.optional_run())
     grace_s = args.seconds("grace_s", float(folder.record().get("grace_s", DEFAULT_GRACE_S)))
     if folder.state() is RunState.RUNNING:
-        write_json(folder.stop_file, {"v": 1, "time": time.time(), "grace_s": grace_s})
+        _ask(folder, grace_s)
         conversation.work.record("stop", run=folder.run, grace_s=grace_s)
         conversation.event("phase", phase="asked", what=f"asked for a checkpoint, {grace_s:g} s to write it")
         _wait(folder, grace_s + SLACK_S)
@@ -40,6 +40,16 @@ def op_stop(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         _forget_unit(folder)
     conversation.event("phase", phase="verified", what=f"{len(remaining)} processes of the run are left")
     return {**folder.summary(), "remaining": remaining}
+
+
+def _ask(folder: RunFolder, grace_s: float) -> None:
+    try:
+        write_json(folder.stop_file, {"v": 1, "time": time.time(), "grace_s": grace_s})
+    except OSError:
+        # the run itself may be what fills the disk: SIGTERM asks for the same, with the run's own grace
+        supervisor = folder.supervisor()
+        if supervisor is not None:
+            supervisor.send(signal.SIGTERM)
 
 
 def _wait(folder: RunFolder, patience_s: float) -> None:

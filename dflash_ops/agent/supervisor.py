@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -117,7 +118,7 @@ class Supervisor:
         try:
             write_json(self._folder.state_file, state, durable=False)
         except OSError as error:
-            print(f"state.json: {error}", flush=True)
+            _say(f"state.json: {error}")
 
     def _look_for_stop(self) -> None:
         asked = read_json(self._folder.stop_file)
@@ -175,8 +176,14 @@ class Supervisor:
                 return
             except OSError as error:
                 # without exit.json the run would count as lost: wait for room
-                print(f"exit.json: {error}", flush=True)
+                _say(f"exit.json: {error}")
                 time.sleep(_BEAT_S)
+
+
+def _say(text: str) -> None:
+    """To supervisor.log, which may lie on the full disk that this is about."""
+    with contextlib.suppress(OSError):
+        os.write(1, f"{text}\n".encode())
 
 
 def detach() -> None:

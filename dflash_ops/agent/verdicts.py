@@ -28,6 +28,7 @@ _WORDS = {
     "module": "another trainer module",
     "environment": "another python or other packages",
     "workload": "another workload",
+    "target": "another content of the target",
     "devices": "other devices",
     "driver": "another driver",
     "boot_id": "an earlier boot",
@@ -42,6 +43,7 @@ class Binding:
     module: str
     environment: str
     workload: str
+    target: str
     devices: List[str]
     driver: Optional[str]
     boot_id: str
@@ -53,6 +55,25 @@ class Binding:
     def differences(self, other: Dict[str, Any]) -> List[str]:
         """In words, what `other` was bound to instead."""
         return [words for name, words in _WORDS.items() if other.get(name) != getattr(self, name)]
+
+
+def target_identity(target: str) -> str:
+    """What lies at the workload's target now: a digest over name, size and modification time of its files.
+
+    A target inside an installed package is told by the environment's package versions already.
+    """
+    root = Path(target)
+    if not root.is_absolute():
+        return ""
+    files = sorted(path for path in root.rglob("*") if path.is_file()) if root.is_dir() else [root]
+    seen = []
+    for path in files:
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        seen.append([str(path), status.st_size, status.st_mtime_ns])
+    return digest_of({"files": seen})
 
 
 def stamp(job: Job) -> Binding:
@@ -71,6 +92,7 @@ def stamp(job: Job) -> Binding:
         job.module,
         probe(job.python, job.account).digest,
         digest_of(job.workload),
+        target_identity(str(job.workload.get("target", ""))),
         job.devices.names,
         job.devices.driver,
         boot_id(),
@@ -99,6 +121,10 @@ class Verdict:
     @classmethod
     def from_json(cls, value: Dict[str, Any]) -> "Verdict":
         fields = {name: value[name] for name in cls.__dataclass_fields__ if name != "outcome"}
+        for name in ("made", "boottime_s", "max_age_s"):
+            fields[name] = float(fields[name])
+        if not isinstance(fields["evidence"], dict) or not isinstance(fields["binding"], dict):
+            raise TypeError("evidence and binding are objects")
         return cls(outcome=Outcome(value["outcome"]), **fields)
 
     def to_json(self) -> Dict[str, Any]:

@@ -32,6 +32,10 @@ class WorkDir:
         return self.root / "releases"
 
     @property
+    def scratch(self) -> Path:
+        return self.root / "scratch"
+
+    @property
     def runs(self) -> Path:
         return self.root / "runs"
 

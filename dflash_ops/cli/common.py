@@ -114,7 +114,7 @@ def command_end(function: Callable[..., None]) -> Function:
 
 
 def _interrupted(run: str | None) -> str:
-    return f"interrupted; run {run} goes on: `dflash-ops tail-logs {run} -f`" if run else "interrupted"
+    return f"interrupted; run {run}, once launched, goes on: `dflash-ops status {run}`" if run else "interrupted"
 
 
 def _workstation_error(error: OSError) -> OpsError:

@@ -54,11 +54,12 @@ def command(
     from dflash_ops.deploy.planning import plan
     from dflash_ops.deploy.session import Session
 
-    if skip_canary != bool(reason and reason.strip()):
-        raise click.UsageError("--skip-canary and --reason TEXT go together")
+    said = (reason or "").strip()
+    if skip_canary != (reason is not None) or skip_canary != bool(said):
+        raise click.UsageError("--skip-canary and --reason TEXT go together, and the reason must say something")
     chosen = chosen_host(events, host, inventory)
     loaded = load_playbook(playbook, sets=sets)
-    choices = Choices(runs=runs, detach=detach, again=again, skip_reason=reason)
+    choices = Choices(runs=runs, detach=detach, again=again, skip_reason=said or None)
     if dry_run:
         events.emit("plan", steps=plan(chosen, loaded, choices))
         return

@@ -15,6 +15,7 @@ from dflash_ops.files import sync_folder
 from dflash_ops.transport import Conversation
 
 CHECKPOINTS = "checkpoints"
+CONTRACT_FILES = ("metrics.ndjson", "result.json")
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,12 @@ class RemoteFile:
 
     @property
     def home(self) -> PurePosixPath:
-        """Where it lies in `runs/<run>/`: the host's `out/` and `log/` folders are its own matter."""
+        """Where it lies in `runs/<run>/`: the contract's files at the top, anything else of the trainer's in `out/`.
+
+        So that nothing which a trainer writes can take the place of a record.
+        """
         parts = self.path.parts
-        return PurePosixPath(*parts[1:]) if parts[0] == "out" else self.path
+        return PurePosixPath(*parts[1:]) if parts[0] == "out" and parts[1] in CONTRACT_FILES else self.path
 
 
 def collect(conversation: Conversation, run: str, folder: Path, events: Events) -> Collected:

@@ -53,15 +53,31 @@ def prove(session: Session, playbook: Playbook, events: Events, choices: Choices
 def deploy(session: Session, playbook: Playbook, events: Events, choices: Choices, outcome: Outcome) -> None:
     """Raises OpsError with the exit code of the stage that stopped it; the run itself failing is exit 8."""
     with _proven(session, playbook, events, choices, outcome, command="deploy") as (stages, run, folder):
-        stages.launch(run, reason=choices.skip_reason)
+        # from here on it may run, whatever happens to this side
         outcome.run = run
-        remember_last(os.environ, LastRun(session.host.name, run, str(folder.resolve())))
+        try:
+            stages.launch(run, reason=choices.skip_reason)
+        except TransportError as error:
+            error.fix = f"it may have been launched: `dflash-ops status {run}`"
+            raise
+        except OpsError:
+            outcome.run = None
+            raise
+        _remember(LastRun(session.host.name, run, str(folder.resolve())), events)
     if choices.detach:
         return
     status = watch(session, run, events)
     outcome.state = status["state"]
     bring_home(session, run, folder, events, status)
     refuse_bad_end(status, session.host.name)
+
+
+def _remember(last: LastRun, events: Events) -> None:
+    try:
+        remember_last(os.environ, last)
+    except OSError as error:
+        # a convenience must never part us from a run that has begun
+        events.emit("notice", text=f"the last run cannot be remembered here ({error}): name the host next time")
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def follow(
     """
     cursors = Cursors()
     lines = LineSplitter(on_line)
-    records = LineSplitter(lambda text: on_step(json.loads(text)))
+    records = LineSplitter(lambda text: _record(text, on_step))
     splitters = (lines, records)
 
     def on_data(stream: int, data: bytes) -> None:
@@ -81,3 +81,13 @@ def follow(
             time.sleep(pause)
     lines.close()
     return status
+
+
+def _record(text: str, on_step: Callable[[dict[str, Any]], None]) -> None:
+    """A damaged line of metrics (a full disk cuts one in the middle) is no reason to lose sight of the run."""
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return
+    if isinstance(record, dict):
+        on_step(record)

@@ -12,17 +12,20 @@ class LineSplitter:
     def __init__(self, emit: Callable[[str], None]) -> None:
         self._emit = emit
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._rest = ""
+        self._rest: list[str] = []
 
     def feed(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
-        for line in lines:
-            self._emit(_last_state(line))
+        first, *others = self._decoder.decode(data).split("\n")
+        # joined once a line: a line may come in thousands of pieces
+        self._rest.append(first)
+        for piece in others:
+            self._emit(_last_state("".join(self._rest)))
+            self._rest = [piece]
 
     def close(self) -> None:
         """The last line may lack its end."""
-        rest = self._rest + self._decoder.decode(b"", final=True)
-        self._rest = ""
+        rest = "".join(self._rest) + self._decoder.decode(b"", final=True)
+        self._rest = []
         if rest:
             self._emit(_last_state(rest))
 

@@ -27,7 +27,7 @@ def new_run_id(playbook: str) -> str:
 def create_record(runs: Path, run: str, facts: Mapping[str, object]) -> Path:
     """Makes `runs/<run>/` with `record.json`; the folder is private to its owner."""
     folder = runs / run
-    folder.mkdir(parents=True, mode=0o700)
+    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
     write_json(folder / "record.json", {"v": 1, "run": run, **facts})
     return folder
 

@@ -217,7 +217,7 @@ class Conversation:
             return known
         words = (stderr.strip() or stdout.strip()).splitlines()
         said = words[-1] if words else "nothing was printed"
-        if status in (126, 127) or "No such file or directory" in stderr or "not found" in stderr:
+        if not words or status in (126, 127) or "No such file or directory" in stderr or "not found" in stderr:
             return OpsError(
                 f"cannot run {python} there: {said}",
                 exit_code=ExitCode.BLOCKED,
