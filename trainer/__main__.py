@@ -62,6 +62,8 @@ def _environment(cache: Path) -> None:
     """What libraries read when they are first imported."""
     # several workers' OpenMP pools share the CPUs: waiting threads must sleep, not spin (ten times slower otherwise)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # bars of loaders and converters would fill the log
+    os.environ.setdefault("TQDM_DISABLE", "1")
     # compiled kernels are kept, so that a run reuses what its canary compiled
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "inductor"))
 

@@ -126,7 +126,7 @@ class _Training:
 
         def opened() -> None:
             forbid()
-            log.info("compiled and warmed up in %.1f s", time.monotonic() - started)
+            log.info("warmed up in %.1f s", time.monotonic() - started)
 
         with steady_phase() as forbid:
             workers = self._workers(Gate(self._parties, self._abort, on_open=opened))
@@ -260,7 +260,8 @@ def _judge(parts: Parts, weights: dict[str, Tensor], metrics: MetricsFile, when:
         found = judge(parts, weights)
     if found is not None:
         metrics.write("evaluation", step, when=when, **found.record())
-        log.info("%s: held-out loss %s, tau %.3f", when, found.loss, found.decoding.tau)
+        loss = "unknown" if found.loss is None else f"{found.loss:.3f}"
+        log.info("%s: held-out loss %s, tau %.3f", when, loss, found.decoding.tau)
     return found
 
 

@@ -61,7 +61,7 @@ def group() -> None:
     """Take a multi-threaded DFlash drafter trainer to a GPU box, prove there that its threads compute the right
     gradients, and only then let the long run start.
 
-    Example: dflash-ops deploy --host ct200 --playbook playbooks/train.yaml
+    Example: dflash-ops deploy --host ct200 --playbook train
 
     Exit codes: 0 done, 2 usage or config, 3 build or check refused, 4 cannot reach the host or the transport broke,
     5 doctor found a blocker, 6 canary failed, 7 canary inconclusive, 8 the run failed or could not start,

@@ -18,7 +18,7 @@ from dflash_ops.deploy.events import Events
 def command(*, events: Events, result: dict[str, Any], playbook: str, sets: tuple[str, ...], out: Path | None) -> None:
     """Build the release here; touch no host. Two builds of the same content are byte-identical.
 
-    Example: dflash-ops build --playbook playbooks/train.yaml --out release.tar.gz
+    Example: dflash-ops build --playbook train --out release.tar.gz
     """
     from dflash_ops.config import load_playbook
     from dflash_ops.deploy.building import built

@@ -38,7 +38,7 @@ def command(
 
     A verdict that still holds for exactly this release, environment, workload, devices, driver and boot is reused.
 
-    Example: dflash-ops canary --host ct200 --playbook playbooks/train.yaml
+    Example: dflash-ops canary --host ct200 --playbook train
     """
     from dflash_ops.config import load_playbook
     from dflash_ops.deploy.deploying import Choices, Outcome, prove

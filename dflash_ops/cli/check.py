@@ -18,7 +18,7 @@ def command(*, events: Events, result: dict[str, Any], playbook: str, sets: tupl
 
     The target's own Python parses it again when it is staged.
 
-    Example: dflash-ops check --playbook playbooks/train.yaml
+    Example: dflash-ops check --playbook train
     """
     from dflash_ops.config import load_playbook
     from dflash_ops.deploy.building import built, checked

@@ -114,7 +114,11 @@ def command_end(function: Callable[..., None]) -> Function:
 
 
 def _interrupted(run: str | None) -> str:
-    return f"interrupted; run {run}, once launched, goes on: `dflash-ops status {run}`" if run else "interrupted"
+    return (
+        f"interrupted; run {run}, once launched, goes on: `dflash-ops status {run}`"
+        if run
+        else "interrupted: nothing was launched by this command; type it again to go on"
+    )
 
 
 def _workstation_error(error: OSError) -> OpsError:

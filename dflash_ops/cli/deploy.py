@@ -47,7 +47,7 @@ def command(
 
     Leaving it (Ctrl-C, a closed laptop) never stops a launched run.
 
-    Example: dflash-ops deploy --host ct200 --playbook playbooks/train.yaml --set training.steps=2000
+    Example: dflash-ops deploy --host ct200 --playbook train --set training.steps=2000
     """
     from dflash_ops.config import load_playbook
     from dflash_ops.deploy.deploying import Choices, Outcome, deploy

@@ -89,6 +89,8 @@ def _named(name: str, known: Mapping[str, _Entry], places: list[_Place], chosen_
     hint = nearest(name, known)
     if hint.startswith("did"):
         hint += f" (known: {', '.join(sorted(known))})"
+    if set(known) <= {"local"}:
+        hint += f"; a host of yours is a file, here hosts/{name}.yaml"
     raise ConfigError([*problems, Problem(labels, None, f"there is no host '{name}' ({chosen_by})", hint)])
 
 

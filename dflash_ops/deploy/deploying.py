@@ -175,11 +175,12 @@ def bring_home(session: Session, run: str, folder: Path, events: Events, status:
 
 
 def _quality(folder: Path) -> dict[str, Any] | None:
-    path = folder / "result.json"
-    if not path.exists():
+    try:
+        result = json.loads((folder / "result.json").read_bytes())
+    except (OSError, ValueError):
         return None
-    result = json.loads(path.read_text())
-    return {"before": result.get("before"), "after": result.get("after")}
+    found = {key: result.get(key) for key in ("before", "after")} if isinstance(result, dict) else {}
+    return found if all(isinstance(value, dict) for value in found.values()) and found else None
 
 
 def refuse_bad_end(status: dict[str, Any], where: str) -> None:

@@ -82,6 +82,37 @@ def examine_host(host: Host, facts: Mapping[str, Any], environment: Mapping[str,
     return found
 
 
+TRAINER_PACKAGES = ("torch", "transformers", "datasets", "safetensors")
+
+
+def examine_packages(environment: Mapping[str, Any], playbook: Playbook) -> list[Diagnosis]:
+    """What the bundled trainer cannot do without; other trainers are asked by their own check."""
+    if not playbook.trainer.is_bundled:
+        return []
+    missing = [name for name in TRAINER_PACKAGES if name not in environment["packages"]]
+    if not missing:
+        return [Diagnosis(Level.OK, "trainer", f"torch {environment['packages']['torch']} and the trainer's packages")]
+    return [
+        Diagnosis(
+            Level.BLOCKER,
+            "trainer",
+            f"{environment['executable']} has no {', '.join(missing)}",
+            "install the wheel with its extra `trainer` there, or name the right `python` in the inventory",
+        )
+    ]
+
+
+def examine_runs(runs: list[dict[str, Any]]) -> list[Diagnosis]:
+    """Runs that hold devices now."""
+    return [
+        Diagnosis(
+            Level.WARNING, "host", f"run {run['run']} is running on {', '.join(run['devices'])}", "wait, or stop it"
+        )
+        for run in runs
+        if run["state"] == "RUNNING"
+    ]
+
+
 def examine_gpus(facts: Mapping[str, Any], playbook: Playbook) -> list[Diagnosis]:
     gpus = facts["gpus"]
     if not gpus:
@@ -119,6 +150,7 @@ def examine_trainer(answer: Mapping[str, Any]) -> list[Diagnosis]:
         Diagnosis(Level.BLOCKER, "trainer", f"{problem['where']}: {problem['what']}", str(problem.get("fix", "")))
         for problem in answer.get("problems", [])
     ]
+    problems = list(dict.fromkeys(problems))
     if problems or answer.get("outcome") != "ok":
         return problems or [
             Diagnosis(Level.BLOCKER, "trainer", "the trainer refuses these settings and gives no reason")

@@ -11,6 +11,7 @@ from dflash_ops.deploy.times import utc
 from dflash_ops.files import write_bytes
 
 STEPS_SHOWN = 12
+STEP_COLUMNS = (("loss", ".4f"), ("first_slot_accuracy", ".3f"), ("learning_rate", ".2e"), ("grad_norm", ".3f"))
 
 
 def write_report(folder: Path) -> Path:
@@ -42,6 +43,7 @@ def _lines(folder: Path) -> Iterator[str]:
         if value:
             yield f"- {name}: {value}"
     yield ""
+    yield from _settings(_read(folder / "settings.json"))
     yield from _canary(_read(folder / "verdict.json"))
     yield from _quality(result)
     yield from _steps(folder / "metrics.ndjson")
@@ -57,6 +59,14 @@ def _ending(ended: dict[str, Any] | None) -> str:
         + (", after SIGKILL" if ended.get("forced") else "")
         + (f": {ended['error']}" if ended.get("error") else "")
     )
+
+
+def _settings(settings: dict[str, Any]) -> Iterator[str]:
+    for section in ("workload", "training"):
+        values = settings.get(section)
+        if isinstance(values, dict):
+            yield f"{section}: " + ", ".join(f"`{key}={json.dumps(value)}`" for key, value in sorted(values.items()))
+            yield ""
 
 
 def _canary(verdict: dict[str, Any]) -> Iterator[str]:
@@ -84,8 +94,9 @@ def _canary(verdict: dict[str, Any]) -> Iterator[str]:
 
 def _quality(result: dict[str, Any]) -> Iterator[str]:
     before, after = result.get("before"), result.get("after")
-    if not (before and after):
+    if not isinstance(before, dict):
         return
+    after = after if isinstance(after, dict) else {}
     yield "## The drafter"
     yield ""
     yield "| | before | after |"
@@ -95,9 +106,9 @@ def _quality(result: dict[str, Any]) -> Iterator[str]:
         ("first_slot_acceptance", "first-slot acceptance"),
         ("tau", "tau (accepted + bonus, mean over cycles)"),
     ):
-        yield f"| {name} | {_figure(before[key])} | {_figure(after[key])} |"
+        yield f"| {name} | {_figure(before.get(key))} | {_figure(after.get(key))} |"
     yield ""
-    yield f"{result['steps']} optimiser steps. tau says how many tokens a verification yields; it is not a speed-up."
+    yield f"{result.get('steps')} optimiser steps. tau counts tokens a verification; it is no speed-up."
     yield ""
 
 
@@ -116,20 +127,20 @@ def _steps(metrics: Path) -> Iterator[str]:
     if shown[-1] is not steps[-1]:
         shown.append(steps[-1])
     for step in shown:
-        yield (
-            f"| {step['step']} | {step['loss']:.4f} | {step['first_slot_accuracy']:.3f} "
-            f"| {step['learning_rate']:.2e} | {step['grad_norm']:.3f} |"
-        )
+        figures = (_figure(step.get(key), form) for key, form in STEP_COLUMNS)
+        yield f"| {step.get('step')} | {' | '.join(figures)} |"
     yield ""
 
 
 def _records(metrics: Path) -> Iterator[dict[str, Any]]:
-    for line in metrics.read_text().splitlines():
+    for line in metrics.read_bytes().splitlines():
         try:
-            yield json.loads(line)
+            record = json.loads(line)
         except ValueError:
-            # the run died in the middle of its last line
-            return
+            # a full disk or a kill cuts a line in the middle
+            continue
+        if isinstance(record, dict):
+            yield record
 
 
 def _files(folder: Path, result: dict[str, Any]) -> Iterator[str]:
@@ -142,9 +153,9 @@ def _files(folder: Path, result: dict[str, Any]) -> Iterator[str]:
             yield f"- `{path.relative_to(folder)}`{last}"
 
 
-def _figure(value: float | None) -> str:
-    """A held-out loss may be null: no answer fitted a bucket."""
-    return "" if value is None else f"{value:.3f}"
+def _figure(value: object, form: str = ".3f") -> str:
+    """Empty where there is none: a held-out loss is null when no answer fits a bucket."""
+    return format(value, form) if isinstance(value, int | float) else ""
 
 
 def _cell(text: str) -> str:
@@ -152,7 +163,9 @@ def _cell(text: str) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.exists():
+    """Empty for what is missing or damaged: a report tells what there is."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
         return {}
-    value: dict[str, Any] = json.loads(path.read_text())
-    return value
+    return value if isinstance(value, dict) else {}

@@ -13,6 +13,8 @@ from dflash_ops.deploy.doctor import (
     clock,
     examine_gpus,
     examine_host,
+    examine_packages,
+    examine_runs,
     examine_trainer,
     refuse_blockers,
 )
@@ -82,6 +84,7 @@ class Stages:
         """Host, GPUs and the trainer's own check. Raises OpsError (exit 5) that names the first blocker."""
         found = examine(self.session, self.conversation, self.facts, self.playbook)
         self._report(found)
+        self.events.emit("asking", what="the trainer for its own check (the first import takes a minute)")
         try:
             answer = self._verb("check", timeout_s=self.playbook.run.check_timeout_s)
         except OpsError as error:
@@ -177,6 +180,8 @@ def examine(session: Session, conversation: Conversation, known: Facts, playbook
     return [
         *examine_host(session.host, known.raw, environment, clock()),
         *examine_gpus(known.raw, playbook),
+        *examine_packages(environment, playbook),
+        *examine_runs(conversation.request("runs")["runs"]),
     ]
 
 

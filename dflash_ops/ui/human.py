@@ -32,15 +32,18 @@ class HumanView:
             "notice": lambda e: self._say(f"[yellow]note[/] {escape(e['text'])}"),
             "built": self._built,
             "finding": self._finding,
-            "checked": lambda e: self._say(f"check    {e['findings']} findings, {e['refused']} forbid the release"),
+            "checked": lambda e: self._say(
+                f"check    {e['findings'] or 'nothing'} found" + (f", {e['refused']} forbid it" if e["refused"] else "")
+            ),
             "connected": lambda e: self._say(
                 f"connect  {escape(e['host'])}: {escape(e['hostname'])}, work directory {escape(e['workdir'])}"
             ),
             "staged": self._staged,
             "activated": lambda e: self._say(
-                f"stage    current is {e['release'][:12]} ({e['files']} files parsed there)"
+                f"stage    {e['release'][:12]} is current; its {e['files']} files compile under the host's Python"
             ),
             "diagnosis": self._diagnosis,
+            "asking": lambda e: self._say(f"doctor   asking {escape(e['what'])}"),
             "preparing": lambda e: self._say(f"prepare  {escape(e['why'])}"),
             "prepared": lambda e: self._say(
                 f"prepare  {'already there' if e['reused'] else 'done'}: {escape(e['path'])}"
@@ -136,30 +139,30 @@ class HumanView:
             )
 
     def _collected(self, event: Event) -> None:
-        self._say(
-            f"collect  {event['files']} files, {_size(event['bytes'])}, verified by sha256, "
-            f"in {escape(event['folder'])}"
+        brought = (
+            f"{event['files']} files, {_size(event['bytes'])}, verified by sha256," if event["files"] else "nothing new"
         )
+        self._say(f"collect  {brought} in {escape(event['folder'])}")
         for name in ("log", "metrics", "report"):
             self._say(f"  {name:11}{escape(event[name])}")
         for path in event["checkpoints"][-1:]:
             self._say(f"  checkpoint {escape(path)}")
         quality = event["quality"]
-        if quality and quality["before"] and quality["after"]:
+        if quality:
             before, after = quality["before"], quality["after"]
             for key, name in (
                 ("loss", "held-out loss (nats)"),
                 ("first_slot_acceptance", "first-slot acceptance"),
                 ("tau", "tau"),
             ):
-                self._say(f"  {name:22} {_figure(before[key])} -> {_figure(after[key])}")
+                self._say(f"  {name:22} {_figure(before.get(key))} -> {_figure(after.get(key))}")
             self._say("  (tau counts tokens a verification; at this length of training it is no speed-up)")
 
     def _run(self, event: Event) -> None:
         state = event["state"]
         colour = {"RUNNING": "cyan", "SUCCEEDED": "green", "STOPPED": "yellow"}.get(state, "red")
         last = event.get("last") or {}
-        step = f", step {last['step']}, loss {last['loss']:.4f}" if last else ""
+        step = f", step {last.get('step')}, loss {_figure(last.get('loss'))}" if last else ""
         self._say(
             f"{event['run']}  [{colour}]{state}[/]  {', '.join(event['devices'])}  from {utc(event['started'])}{step}"
         )
@@ -176,17 +179,19 @@ class HumanView:
             self._say(f"  next   {escape(event['fix'])}")
 
 
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def _figure(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, int | float) else "-"
 
 
 def _evidence_lines(evidence: Any) -> list[str]:
     if isinstance(evidence, str):
         return evidence.rstrip().splitlines()[-40:]
     if isinstance(evidence, list):
+        # configuration problems stand in the text already
         return [
-            f"{one.get('path')}:{one.get('line')}: {one.get('message')}" if isinstance(one, dict) else str(one)
+            f"{one['path']}:{one.get('line')}: {one.get('message')}" if isinstance(one, dict) else str(one)
             for one in evidence
+            if not isinstance(one, dict) or "path" in one
         ]
     if isinstance(evidence, dict) and isinstance(evidence.get("log_tail"), list):
         return [str(line) for line in evidence["log_tail"]]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import Desk, eventually
+from tests.commands import TINY, Desk, eventually
 
 STATES = [
     "built",
@@ -28,7 +28,16 @@ STATES = [
 
 def processes_of(run: str) -> list[int]:
     """Every process that carries the run's mark."""
-    mark = f"DFLASH_OPS_RUN={run}".encode()
+    return marked(f"DFLASH_OPS_RUN={run}")
+
+
+def jobs_of(name: str) -> list[int]:
+    """Every process of a canary or another verb."""
+    return marked(f"DFLASH_OPS_JOB={name}")
+
+
+def marked(text: str) -> list[int]:
+    mark = text.encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -107,6 +116,35 @@ def test_a_learning_rate_does_not_void_the_verdict_but_a_thread_does(desk: Desk)
     assert not desk.deploy("--set", "drafter_threads=3").named("verdict")[0]["reused"]
 
 
+def test_another_content_of_the_target_voids_the_verdict(desk: Desk) -> None:
+    target = desk.folder / "target.json"
+    target.write_bytes((TINY / "target.json").read_bytes())
+    desk.write_playbook(workload={"target": str(target)})
+    assert desk.deploy().code == 0
+    assert desk.deploy().named("verdict")[0]["reused"]
+    target.write_text(target.read_text() + "\n")
+    again = desk.deploy()
+    assert again.code == 0, again.out
+    assert not again.named("verdict")[0]["reused"]
+    assert "target" in again.named("canary")[0]["why"]
+
+
+def test_a_canary_whose_agent_was_killed_does_not_live_on(desk: Desk) -> None:
+    desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 200})
+    work = desk.folder / "work"
+    with desk.started("deploy", "--playbook", "hanging") as process:
+        desk.until_event(process, "canary")
+        eventually(lambda: bool(list(work.glob("canary/*/running.json"))))
+        (marker,) = work.glob("canary/*/running.json")
+        eventually(lambda: bool(jobs_of(marker.parent.name)))
+        os.kill(json.loads(marker.read_text())["agent"]["pid"], signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == 7
+    # the lock of a killed agent frees itself after three beats
+    eventually(lambda: desk.deploy("--detach").code == 0)
+    assert jobs_of(marker.parent.name) == []
+
+
 def test_canary_again_runs_again(desk: Desk) -> None:
     assert desk.run("canary", "--playbook", "tiny").named("verdict")[0]["reused"] is False
     assert desk.run("canary", "--playbook", "tiny").named("verdict")[0]["reused"] is True
@@ -169,6 +207,9 @@ def test_skipping_the_canary_is_carried_for_ever(desk: Desk) -> None:
     refused = desk.type("deploy", "--host", "box", "--playbook", "tiny", "--skip-canary")
     assert refused.code == 2
     assert "--reason" in refused.err
+    for words in (["--reason", "why"], ["--reason", " "], ["--skip-canary", "--reason", " "]):
+        assert desk.deploy(*words).code == 2
+    assert desk.run("runs").result["runs"] == []
     done = desk.deploy("--skip-canary", "--reason", "the vendor's <b>burn-in</b> ran")
     assert done.code == 0
     assert not done.named("verdict")

@@ -116,3 +116,13 @@ def test_a_path_outside_the_run_is_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises(TransportError, match="outside"):
         bring(HostFiles({path: b"x"}), tmp_path / "run")
     assert not (tmp_path / "outside").exists()
+
+
+def test_what_a_trainer_writes_takes_no_records_place(host: HostFiles, tmp_path: Path) -> None:
+    host.files["verdict.json"] = b'{"real": true}'
+    host.files["out/verdict.json"] = b'{"forged": true}'
+    host.files["out/status.json"] = b"{}"
+    bring(host, tmp_path)
+    assert (tmp_path / "verdict.json").read_bytes() == b'{"real": true}'
+    assert (tmp_path / "out/verdict.json").read_bytes() == b'{"forged": true}'
+    assert not (tmp_path / "status.json").exists()

@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 
 from dflash_ops.config import Host, load_playbook
-from dflash_ops.deploy.doctor import Level, examine_gpus, examine_host, examine_trainer, refuse_blockers
+from dflash_ops.deploy.doctor import (
+    Level,
+    examine_gpus,
+    examine_host,
+    examine_packages,
+    examine_runs,
+    examine_trainer,
+    refuse_blockers,
+)
 from dflash_ops.errors import ExitCode, OpsError
 
 FACTS: dict[str, Any] = {
@@ -65,7 +73,8 @@ def test_cuda() -> None:
 
 
 def test_a_trainers_problems_are_blockers_and_all_are_told() -> None:
-    problems = [{"what": "no such token", "where": "workload.mask_token", "fix": "use <mask>"}] * 2
+    problem = {"what": "no such token", "where": "workload.mask_token", "fix": "use <mask>"}
+    problems = [problem, problem, {"what": "no such file", "where": "workload.target", "fix": ""}]
     found = examine_trainer({"outcome": "refused", "problems": problems})
     with pytest.raises(OpsError) as refused:
         refuse_blockers(found, "ct200")
@@ -76,3 +85,20 @@ def test_a_trainers_problems_are_blockers_and_all_are_told() -> None:
 
 def test_a_refusal_without_reason_is_still_a_blocker() -> None:
     assert [one.level for one in examine_trainer({"outcome": "refused"})] == [Level.BLOCKER]
+
+
+def test_missing_packages_of_the_bundled_trainer_are_named() -> None:
+    playbook = load_playbook("quickstart", sets=())
+    (blocker,) = examine_packages(PYTHON, playbook)
+    assert blocker.level is Level.BLOCKER
+    assert "transformers, datasets, safetensors" in blocker.what
+    packages = {"torch": "2.11.0", "transformers": "5", "datasets": "5", "safetensors": "0.8"}
+    (fine,) = examine_packages({**PYTHON, "packages": packages}, playbook)
+    assert fine.level is Level.OK
+
+
+def test_a_living_run_is_told() -> None:
+    runs = [{"run": "a", "state": "RUNNING", "devices": ["cpu"]}, {"run": "b", "state": "LOST", "devices": ["cpu"]}]
+    (one,) = examine_runs(runs)
+    assert one.level is Level.WARNING
+    assert "run a is running on cpu" in one.what

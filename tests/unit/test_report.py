@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_ops.deploy.report import write_report
+
+STEP = {"kind": "step", "step": 3, "loss": 1.5, "first_slot_accuracy": 0.25, "learning_rate": 1e-3, "grad_norm": 2.0}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "record.json").write_text(json.dumps({"run": "r", "host": "box"}))
+    (tmp_path / "status.json").write_text(json.dumps({"state": "STOPPED", "started": 0, "exit": {"code": 20}}))
+    (tmp_path / "metrics.ndjson").write_text(json.dumps(STEP) + "\n")
+    return tmp_path
+
+
+def report(folder: Path) -> str:
+    return write_report(folder).read_text()
+
+
+def test_tells_what_there_is(folder: Path) -> None:
+    (folder / "settings.json").write_text(json.dumps({"workload": {"strategy": "eager"}, "training": {"steps": 4}}))
+    text = report(folder)
+    for words in (
+        "# Run r",
+        "STOPPED",
+        "1970-01-01 00:00:00 UTC",
+        "code 20",
+        '`strategy="eager"`',
+        "`steps=4`",
+        "| 3 | 1.5000",
+    ):
+        assert words in text
+
+
+def test_a_stopped_run_shows_what_was_measured_before(folder: Path) -> None:
+    before = {"loss": 9.0, "first_slot_acceptance": 0.1, "tau": 1.0}
+    (folder / "result.json").write_text(json.dumps({"steps": 3, "before": before, "after": None}))
+    assert "| held-out loss (nats) | 9.000 |  |" in report(folder)
+
+
+@pytest.mark.parametrize(
+    "result", ["{", "[]", "{}", '{"before": 3, "after": []}', '{"before": {"loss": null}, "steps": 1}']
+)
+def test_damaged_files_never_stop_a_report(folder: Path, result: str) -> None:
+    (folder / "result.json").write_text(result)
+    (folder / "verdict.json").write_bytes(b"\xff\xfe")
+    broken: list[Any] = [{**STEP, "loss": None}, [], "x"]
+    lines = b"\n".join([b"\xff{", b'{"kind": "st', *(json.dumps(each).encode() for each in broken)])
+    (folder / "metrics.ndjson").write_bytes(lines)
+    assert "| 3 |  | 0.250" in report(folder)
