@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from torch import Tensor
 from trainer.abort import Abort
 from trainer.board import StepBoard, StepReport
 from trainer.checkpoint import save_checkpoint
+from trainer.collector import keep_from_collector, paused_collector
 from trainer.compile import Gate, steady_phase
 from trainer.errors import InputError
 from trainer.exchange import Exchange, ThreadExchange
@@ -126,13 +128,18 @@ class _Training:
 
         def opened() -> None:
             forbid()
+            keep_from_collector()
+            building.close()
             log.info("warmed up in %.1f s", time.monotonic() - started)
 
-        with steady_phase() as forbid:
+        with contextlib.ExitStack() as building, steady_phase() as forbid:
+            building.enter_context(paused_collector())
             workers = self._workers(Gate(self._parties, self._abort, on_open=opened))
             for worker in workers:
                 worker.start()
             self._join(workers)
+            # the workers end here, and their compiled steps with them
+            keep_from_collector()
         if self._abort.failure is not None:
             raise self._abort.failure
 

@@ -12,6 +12,7 @@ from trainer.canary.numbers import judge_numbers
 from trainer.canary.rehearsal import rehearse, save_and_load
 from trainer.canary.structure import judge_structure
 from trainer.canary.watchdog import Watchdog
+from trainer.collector import paused_collector
 from trainer.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ def run_canary(settings: Settings, out: Path) -> int:
     `workload.canary_timeout_s`.
     """
     evidence = Evidence(out)
-    with Watchdog(evidence, settings.workload.canary_timeout_s):
+    with paused_collector(), Watchdog(evidence, settings.workload.canary_timeout_s):
         _gate(settings, out, evidence)
         if evidence.outcome is Outcome.PASS:
             rehearse(settings, out / "rehearsal", evidence)
