@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -155,6 +156,8 @@ class Desk:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # tests in the background inherit an ignored SIGINT; a person at a terminal does not
+            preexec_fn=_listen_to_interrupts,
         )
         try:
             yield process
@@ -171,6 +174,10 @@ class Desk:
             if event["event"] == name:
                 return event
         raise AssertionError(f"ended without {name}: {process.stderr.read() if process.stderr else ''}")
+
+
+def _listen_to_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def eventually(ready: Callable[[], bool]) -> None:
