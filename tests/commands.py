@@ -157,7 +157,7 @@ class Desk:
             stderr=subprocess.PIPE,
             text=True,
             # tests in the background inherit an ignored SIGINT; a person at a terminal does not
-            preexec_fn=_listen_to_interrupts,
+            preexec_fn=_listen_to_interrupts,  # noqa: PLW1509 -- no threads here
         )
         try:
             yield process
