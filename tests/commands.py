@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 TINY = Path(__file__).parent / "tiny_trainer"
 FAULTS = TINY / "faults"
@@ -51,6 +53,44 @@ class Ended:
     @property
     def log(self) -> list[str]:
         return [event["line"] for event in self.named("log") if event["source"] == "run"]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A command that is still running. Its output is read here alone: `Popen.communicate` would lose what a reader
+    before it has buffered."""
+
+    process: subprocess.Popen[str]
+    errors: IO[bytes]
+
+    def until_event(self, name: str) -> Json:
+        """Reads events up to the first of that name."""
+        for event in self._events():
+            if event["event"] == name:
+                return event
+        raise AssertionError(f"ended without {name}: {self._said()}")
+
+    def rest(self) -> list[Json]:
+        """All events from here to the end; `code` is known then."""
+        events = list(self._events())
+        self.process.wait()
+        return events
+
+    @property
+    def code(self) -> int:
+        return self.process.wait()
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        self.process.send_signal(number)
+
+    def _events(self) -> Iterator[Json]:
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
+            yield json.loads(line)
+
+    def _said(self) -> str:
+        self.errors.seek(0)
+        return self.errors.read().decode(errors="replace")
 
 
 @dataclass
@@ -146,34 +186,28 @@ class Desk:
         return self.run("deploy", "--playbook", playbook, *words)
 
     @contextmanager
-    def started(self, command: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    def started(self, command: str, *words: str) -> Iterator[Running]:
         """A command with `--json` that is still running; killed at the block's end."""
-        process = subprocess.Popen(
-            self.argv(command, *words, "--json", "--host", self.host),
-            cwd=self.folder,
-            env=self.env(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            # tests in the background inherit an ignored SIGINT; a person at a terminal does not
-            preexec_fn=_listen_to_interrupts,  # noqa: PLW1509 -- no threads here
-        )
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
+        with tempfile.TemporaryFile() as err:
+            process = subprocess.Popen(
+                self.argv(command, *words, "--json", "--host", self.host),
+                cwd=self.folder,
+                env=self.env(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
+                # tests in the background inherit an ignored SIGINT; a person at a terminal does not
+                preexec_fn=_listen_to_interrupts,  # noqa: PLW1509 -- no threads here
+            )
+            watchdog = threading.Timer(PATIENCE_S, process.kill)
+            watchdog.start()
+            try:
+                yield Running(process, err)
+            finally:
+                watchdog.cancel()
                 process.kill()
-            process.communicate()
-
-    def until_event(self, process: subprocess.Popen[str], name: str) -> Json:
-        """Reads the process's events up to the first of that name."""
-        assert process.stdout is not None
-        for line in process.stdout:
-            event: Json = json.loads(line)
-            if event["event"] == name:
-                return event
-        raise AssertionError(f"ended without {name}: {process.stderr.read() if process.stderr else ''}")
+                process.communicate()
 
 
 def _listen_to_interrupts() -> None:

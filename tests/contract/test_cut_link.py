@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -23,11 +22,10 @@ def test_every_line_once_over_a_cut_link(rig: Rig, tmp_path: Path, way: str) -> 
     desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 40})
     run = desk.deploy("--detach", playbook="slow").result["run"]
     with desk.started("tail-logs", "-f") as process:
-        first = desk.until_event(process, "log")
+        first = process.until_event("log")
         cut = rig.node_run(["pkill", "-KILL", "-f", "sshd: root"])
         assert cut.returncode == 0, "there was no connection to cut"
-        out, _ = process.communicate(timeout=120)
-    events = [first, *(json.loads(line) for line in out.splitlines())]
+        events = [first, *process.rest()]
     assert any(event["event"] == "link_lost" for event in events)
     assert events[-1]["state"] == "SUCCEEDED"
     assert desk.run("collect", run).code == 0

@@ -128,14 +128,13 @@ def test_a_container_that_stops_during_a_canary_is_inconclusive(desk: Desk, rig:
     desk.write_host("box", pct_host(rig, workdir=f"/var/lib/{tmp_path.name}"))
     desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 100})
     with desk.started("deploy", "--playbook", "hanging") as process:
-        desk.until_event(process, "canary")
+        process.until_event("canary")
         rig.stop_container()
         try:
-            out, _ = process.communicate(timeout=120)
+            result = process.rest()[-1]
         finally:
             rig.start_container()
-    result = json.loads(out.splitlines()[-1])
-    assert process.returncode == result["exit"] == 7
+    assert process.code == result["exit"] == 7
     assert result["verdict"] == "inconclusive"
     assert desk.run("runs").result["runs"] == []
     # and the lock that the killed agent left does not outlive its boot

@@ -133,13 +133,13 @@ def test_a_canary_whose_agent_was_killed_does_not_live_on(desk: Desk) -> None:
     desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 200})
     work = desk.folder / "work"
     with desk.started("deploy", "--playbook", "hanging") as process:
-        desk.until_event(process, "canary")
+        process.until_event("canary")
         eventually(lambda: bool(list(work.glob("canary/*/running.json"))))
         (marker,) = work.glob("canary/*/running.json")
         eventually(lambda: bool(jobs_of(marker.parent.name)))
         os.kill(json.loads(marker.read_text())["agent"]["pid"], signal.SIGKILL)
-        process.communicate()
-        assert process.returncode == 7
+        process.rest()
+        assert process.code == 7
     # the lock of a killed agent frees itself after three beats
     eventually(lambda: desk.deploy("--detach").code == 0)
     assert jobs_of(marker.parent.name) == []
@@ -284,7 +284,7 @@ def test_stop_takes_grandchildren_along(desk: Desk) -> None:
 def test_a_deploy_in_progress_holds_the_host(desk: Desk) -> None:
     desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 60})
     with desk.started("deploy", "--playbook", "hanging") as first:
-        desk.until_event(first, "canary")
+        first.until_event("canary")
         second = desk.deploy()
         assert second.code == 9
         assert "deploy" in second.error["what"]
@@ -296,11 +296,9 @@ def test_a_deploy_in_progress_holds_the_host(desk: Desk) -> None:
 def test_interrupting_a_canary_leaves_no_verdict(desk: Desk) -> None:
     desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 60})
     with desk.started("deploy", "--playbook", "hanging") as process:
-        desk.until_event(process, "canary")
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate()
-        assert process.returncode == 130
-        assert json.loads(out.splitlines()[-1])["exit"] == 130
+        process.until_event("canary")
+        process.kill(signal.SIGINT)
+        assert process.rest()[-1]["exit"] == process.code == 130
     eventually(lambda: not (desk.folder / "work" / "lock").exists())
     assert not list((desk.folder / "work" / "verdicts").glob("*.json"))
     assert desk.run("runs").result["runs"] == []
@@ -310,10 +308,10 @@ def test_interrupting_a_canary_leaves_no_verdict(desk: Desk) -> None:
 def test_killing_the_client_leaves_the_run(desk: Desk, stage: str) -> None:
     desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 25})
     with desk.started("deploy", "--playbook", "slow") as process:
-        desk.until_event(process, "launched")
+        process.until_event("launched")
         if stage != "launched":
-            desk.until_event(process, stage)
-        os.kill(process.pid, signal.SIGKILL)
+            process.until_event(stage)
+        process.kill()
     followed = desk.run("tail-logs", "-f", host=False)
     assert followed.code == 0
     assert followed.result["state"] == "SUCCEEDED"

@@ -15,17 +15,16 @@ def whole_log(desk: Desk, run: str) -> list[str]:
 def test_before_during_and_after(desk: Desk) -> None:
     desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 20})
     with desk.started("tail-logs", "-f") as before:
-        assert "waiting" in desk.until_event(before, "notice")["text"]
+        assert "waiting" in before.until_event("notice")["text"]
         run = desk.deploy("--detach", playbook="slow").result["run"]
         during = desk.run("tail-logs", "-f")
-        out, _ = before.communicate(timeout=120)
+        seen_before = [event["line"] for event in before.rest() if event["event"] == "log"]
     after = desk.run("tail-logs", "-f", run)
     log = whole_log(desk, run)
     assert len(log) > 10
     assert during.log == log
     assert after.log == log
-    seen_before = [line for line in out.splitlines() if '"event": "log"' in line]
-    assert len(seen_before) == len(log)
+    assert seen_before == log
     assert desk.run("tail-logs", run).log == log
     assert desk.run("tail-logs", run, "-n", "3").log == log[-3:]
 
