@@ -1,7 +1,7 @@
 """Which measurements still speak for the code: `python benchmarks/claims.py` lists those whose sources have changed.
 
-Each folder of results holds a `claim.json`: date, GPU, torch, command, figures, `sources` (folders of this repository)
-Each folder of results holds a `claim.json`: date, GPU, torch, command, figures, `sources` (folders of this project)
+Each folder of results holds a `claim.json`: date, GPU, torch, command, figures, `sources` (folders and files of this
+project that decide what CUDA does: docs/decisions/0004)
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def sources_digest(sources: list[str], root: Path = ROOT) -> str:
-    """sha256 over path and content of every Python file below `sources`."""
+    """sha256 over path and content of every Python file of `sources`: folders, and single files."""
     digest = hashlib.sha256()
-    for path in sorted(file for source in sources for file in (root / source).rglob("*.py")):
+    for path in sorted(file for source in sources for file in _python_files(root / source)):
         name = path.relative_to(root).as_posix()
         digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()
+
+
+def _python_files(source: Path) -> list[Path]:
+    return [source] if source.is_file() else list(source.rglob("*.py"))
 
 
 def stale_claims(results: Path = RESULTS, root: Path = ROOT) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from claims import RESULTS, ROOT, sources_digest
 
-SOURCES = ["trainer", "dflash_ops/agent"]
+SOURCES = ["trainer", "dflash_ops/agent/devices.py"]
 SETTINGS = [
     "require_cuda=true",
     "strategy=reduce-overhead",

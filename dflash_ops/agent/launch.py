@@ -18,12 +18,12 @@ from .facts import can_start_units
 from .files import exclusive, read_json, tail_lines, write_json
 from .gate import NO_LIMIT, allow_launch
 from .jobs import Job
+from .policy import Policy
 from .processes import Mark, ProcessId, boot_id
 from .runs import RunFolder, RunState, refuse_if_busy
 from .verdicts import Binding, Verdict
 from .workdir import WorkDir
 
-DEFAULT_GRACE_S = 120.0
 _START_TIME_S = 30.0
 _STOP_SLACK_S = 60
 
@@ -43,14 +43,14 @@ def op_launch(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         raise AgentError(
             "request", "the reason is blank", "request launch", "say why there is no canary", ExitCode.USAGE
         )
-    grace_s, max_age_s = args.seconds("grace_s", DEFAULT_GRACE_S), args.seconds("max_age_s", NO_LIMIT)
+    policy, max_age_s = Policy.from_arguments(args), args.seconds("max_age_s", NO_LIMIT)
     refuse_if_busy(work, job.devices.names)
     binding, verdict = allow_launch(work, job, max_age_s, reason)
     with exclusive(work.guard):
         refuse_if_busy(work, job.devices.names)
-        folder = _begin(work, job, run, binding=binding, verdict=verdict, reason=reason, grace_s=grace_s)
+        folder = _begin(work, job, run, binding=binding, verdict=verdict, reason=reason, policy=policy)
     work.record("launch", run=run, release=job.digest, devices=job.devices.names, skipped_canary=reason)
-    unit = _start_supervisor(conversation, folder, grace_s)
+    unit = _start_supervisor(conversation, folder, policy)
     return {"run": run, "unit": unit, "pid": _wait_for_job(folder)}
 
 
@@ -62,7 +62,7 @@ def _begin(
     binding: Binding,
     verdict: Optional[Verdict],
     reason: Optional[str],
-    grace_s: float,
+    policy: Policy,
 ) -> RunFolder:
     """Makes runs/<run>/ with all that the supervisor and every later reader need; run.json comes last."""
     folder = RunFolder(work.runs / run)
@@ -99,7 +99,7 @@ def _begin(
         "verdict": None if verdict is None else verdict.digest,
         "skipped_canary": reason,
         "playbook": job.playbook,
-        "grace_s": grace_s,
+        "policy": policy.to_json(),
         "unit": f"dflash-ops-{run}" if can_start_units() else None,
         "started": time.time(),
     }
@@ -107,7 +107,7 @@ def _begin(
     return folder
 
 
-def _start_supervisor(conversation: Conversation, folder: RunFolder, grace_s: float) -> Optional[str]:
+def _start_supervisor(conversation: Conversation, folder: RunFolder, policy: Policy) -> Optional[str]:
     """Starts it as a systemd unit, or detached where that cannot be; the unit's name or None."""
     command = [sys.executable, "-I", conversation.agent_file, "supervise", str(folder.path)]
     record = folder.record()
@@ -117,7 +117,7 @@ def _start_supervisor(conversation: Conversation, folder: RunFolder, grace_s: fl
             "Type": "exec",
             # SIGTERM reaches the supervisor alone; it asks the trainer's main process for a checkpoint
             "KillMode": "mixed",
-            "TimeoutStopSec": str(int(grace_s) + _STOP_SLACK_S),
+            "TimeoutStopSec": str(int(policy.grace_s) + _STOP_SLACK_S),
             # an out-of-memory kill of the job must not take the supervisor, which reports it
             "OOMPolicy": "continue",
         }

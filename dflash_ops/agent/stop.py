@@ -13,7 +13,7 @@ from .conversation import Conversation
 from .devices import search_path
 from .files import write_json
 from .follow import POLL_S
-from .launch import DEFAULT_GRACE_S
+from .policy import Policy
 from .runs import RunFolder, RunState, find_run
 
 SLACK_S = 15.0
@@ -22,7 +22,7 @@ SLACK_S = 15.0
 def op_stop(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     """Events `phase`: asked, then killed if it took that, and verified. `remaining` holds what would not die."""
     folder = find_run(conversation.work, args.optional_run())
-    grace_s = args.seconds("grace_s", float(folder.record().get("grace_s", DEFAULT_GRACE_S)))
+    grace_s = args.seconds("grace_s", Policy.of_record(folder.record()).grace_s)
     if folder.state() is RunState.RUNNING:
         _ask(folder, grace_s)
         conversation.work.record("stop", run=folder.run, grace_s=grace_s)

@@ -16,6 +16,7 @@ from .accounts import find_account, popen_options
 from .errors import AgentError
 from .files import read_json, write_json
 from .launch import write_exit
+from .policy import Policy
 from .processes import ProcessId, become_subreaper, boot_id, boottime_s, children_of, signal_group
 from .runs import RunFolder, RunState
 
@@ -41,6 +42,7 @@ class Supervisor:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._record = folder.record()
+        self._policy = Policy.of_record(self._record)
         self._pid = 0
         self._job: Optional[ProcessId] = None
         self._status: Optional[int] = None
@@ -124,9 +126,9 @@ class Supervisor:
         asked = read_json(self._folder.stop_file)
         if asked is not None and asked != self._stop_seen:
             self._stop_seen = asked
-            self._ask_to_stop(float(asked.get("grace_s", self._record["grace_s"])))
+            self._ask_to_stop(float(asked.get("grace_s", self._policy.grace_s)))
         if self._terminated and self._stop_deadline is None:
-            self._ask_to_stop(float(self._record["grace_s"]))
+            self._ask_to_stop(self._policy.grace_s)
 
     def _ask_to_stop(self, grace_s: float) -> None:
         """SIGTERM to the main process alone: its workers must live until its checkpoint is written."""

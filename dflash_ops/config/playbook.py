@@ -53,6 +53,10 @@ class Run(Model):
     check_timeout_s: Seconds = 300
     """Seconds for the trainer's `check`."""
 
+    def policy(self) -> dict[str, Any]:
+        """What the host must know to look after the run (docs/agent-protocol.md, `launch`)."""
+        return {"grace_s": self.grace_s}
+
 
 class Playbook(Model):
     """What to train and how. The canary's verdict depends on `workload`, not on `training`."""

@@ -141,7 +141,7 @@ class Stages:
     def launch(self, run: str, *, reason: str | None) -> dict[str, Any]:
         """Starts the run under its supervisor. The host's gate decides, not this side."""
         result = self._verb(
-            "launch", run=run, reason=reason, grace_s=self.playbook.run.grace_s, timeout_s=LAUNCH_TIMEOUT_S
+            "launch", run=run, reason=reason, policy=self.playbook.run.policy(), timeout_s=LAUNCH_TIMEOUT_S
         )
         self.events.emit("launched", run=run, host=self._where, unit=result.get("unit"), skipped_canary=reason)
         return result

@@ -17,7 +17,7 @@ from tests.agent.client import Agent, AgentFailed, Packed, Reply, alive, eventua
 
 
 def launch(agent: Agent, release: Packed, run: str = "one", **act: Any) -> dict[str, Any]:
-    return agent.call("launch", run=run, reason="test", grace_s=20, **job(release, **act)).result
+    return agent.call("launch", run=run, reason="test", policy={"grace_s": 20}, **job(release, **act)).result
 
 
 def ended(agent: Agent, run: str = "one") -> dict[str, Any]:

@@ -29,7 +29,8 @@ def inside(rig: Rig, tmp_path: Path, release: Packed) -> Iterator[Agent]:
 
 
 def launch(agent: Agent, release: Packed, run: str, **act: Any) -> dict[str, Any]:
-    return agent.call("launch", run=run, reason="test", grace_s=20, **job(release, python=PYTHON, **act)).result
+    arguments = job(release, python=PYTHON, **act)
+    return agent.call("launch", run=run, reason="test", policy={"grace_s": 20}, **arguments).result
 
 
 def show(rig: Rig, unit: str, name: str) -> str:

@@ -1,0 +1,29 @@
+"""How a run is looked after while nobody looks: the host's side of the playbook's section `run`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Dict
+
+from .arguments import Arguments
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Kept in run.json as `policy`. `grace_s`: seconds between SIGTERM and SIGKILL."""
+
+    grace_s: float = 120.0
+
+    @classmethod
+    def from_arguments(cls, args: Arguments) -> "Policy":
+        """From `policy` of a request; AgentError `request` names the key that is wrong."""
+        given = Arguments(f"{args.op} policy", args.optional_table("policy"))
+        return cls(grace_s=given.seconds("grace_s", cls.grace_s))
+
+    @classmethod
+    def of_record(cls, record: Dict[str, Any]) -> "Policy":
+        """From a run.json; the defaults where there is none."""
+        return cls.from_arguments(Arguments("run.json", record))
+
+    def to_json(self) -> Dict[str, Any]:
+        return asdict(self)
