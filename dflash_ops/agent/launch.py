@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Dict, List, Optional
 
 from .arguments import Arguments
@@ -35,6 +35,17 @@ def op_free(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     return {"devices": devices}
 
 
+@dataclass(frozen=True)
+class Order:
+    """A run that is asked for. `max_age_s`: seconds that a verdict may be old; `reason`: why there is no canary."""
+
+    run: str
+    job: Job
+    policy: Policy
+    max_age_s: float
+    reason: Optional[str]
+
+
 def op_launch(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     work = conversation.work
     conversation.lock.refuse_if_taken()
@@ -43,28 +54,30 @@ def op_launch(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         raise AgentError(
             "request", "the reason is blank", "request launch", "say why there is no canary", ExitCode.USAGE
         )
-    policy, max_age_s = Policy.from_arguments(args), args.seconds("max_age_s", NO_LIMIT)
-    refuse_if_busy(work, job.devices.names)
-    binding, verdict = allow_launch(work, job, max_age_s, reason)
+    order = Order(run, job, Policy.from_arguments(args), args.seconds("max_age_s", NO_LIMIT), reason)
+    folder = launch(work, order, conversation.agent_file)
+    return {"run": run, "unit": folder.record()["unit"], "pid": wait_for_job(folder)}
+
+
+def launch(work: WorkDir, order: Order, agent_file: str) -> RunFolder:
+    """Past the gate to a run under its own supervisor; needs no client.
+
+    AgentError `gate`, `busy`, `run_exists` or `start`.
+    """
+    devices = order.job.devices.names
+    refuse_if_busy(work, devices)
+    binding, verdict = allow_launch(work, order.job, order.max_age_s, order.reason)
     with exclusive(work.guard):
-        refuse_if_busy(work, job.devices.names)
-        folder = _begin(work, job, run, binding=binding, verdict=verdict, reason=reason, policy=policy)
-    work.record("launch", run=run, release=job.digest, devices=job.devices.names, skipped_canary=reason)
-    unit = _start_supervisor(conversation, folder, policy)
-    return {"run": run, "unit": unit, "pid": _wait_for_job(folder)}
+        refuse_if_busy(work, devices)
+        folder = _begin(work, order, binding, verdict)
+    work.record("launch", run=order.run, release=order.job.digest, devices=devices, skipped_canary=order.reason)
+    _start_supervisor(work, folder, order.policy, agent_file)
+    return folder
 
 
-def _begin(
-    work: WorkDir,
-    job: Job,
-    run: str,
-    *,
-    binding: Binding,
-    verdict: Optional[Verdict],
-    reason: Optional[str],
-    policy: Policy,
-) -> RunFolder:
+def _begin(work: WorkDir, order: Order, binding: Binding, verdict: Optional[Verdict]) -> RunFolder:
     """Makes runs/<run>/ with all that the supervisor and every later reader need; run.json comes last."""
+    job, run = order.job, order.run
     folder = RunFolder(work.runs / run)
     try:
         folder.path.mkdir(mode=0o700)
@@ -79,9 +92,9 @@ def _begin(
     job.open_to_account(work, folder.path, settings, folder.out)
     if verdict is not None:
         write_json(folder.path / "verdict.json", verdict.to_json())
-    # until the supervisor has written its own, the run lives as long as the agent that starts it
-    agent = ProcessId.of(os.getpid())
-    state = {"v": 1, "boot_id": boot_id(), "supervisor": agent.to_json() if agent else None, "job": None}
+    # until the supervisor has written its own, the run lives as long as the process that starts it
+    starter = ProcessId.of(os.getpid())
+    state = {"v": 1, "boot_id": boot_id(), "supervisor": starter.to_json() if starter else None, "job": None}
     write_json(folder.state_file, state)
     account = job.account
     record = {
@@ -97,9 +110,10 @@ def _begin(
         "devices": job.devices.names,
         "binding": asdict(binding),
         "verdict": None if verdict is None else verdict.digest,
-        "skipped_canary": reason,
+        "max_age_s": order.max_age_s,
+        "skipped_canary": order.reason,
         "playbook": job.playbook,
-        "policy": policy.to_json(),
+        "policy": order.policy.to_json(),
         "unit": f"dflash-ops-{run}" if can_start_units() else None,
         "started": time.time(),
     }
@@ -107,9 +121,9 @@ def _begin(
     return folder
 
 
-def _start_supervisor(conversation: Conversation, folder: RunFolder, policy: Policy) -> Optional[str]:
-    """Starts it as a systemd unit, or detached where that cannot be; the unit's name or None."""
-    command = [sys.executable, "-I", conversation.agent_file, "supervise", str(folder.path)]
+def _start_supervisor(work: WorkDir, folder: RunFolder, policy: Policy, agent_file: str) -> None:
+    """Starts it as a systemd unit, or detached where that cannot be; then run.json's `unit` becomes null."""
+    command = [sys.executable, "-I", agent_file, "supervise", str(folder.path)]
     record = folder.record()
     unit: Optional[str] = record["unit"]
     if unit is not None:
@@ -124,14 +138,13 @@ def _start_supervisor(conversation: Conversation, folder: RunFolder, policy: Pol
         options = [f"--property={name}={value}" for name, value in properties.items()]
         problem = _run_quietly(["systemd-run", "--quiet", f"--unit={unit}", *options, "--", *command])
         if problem is None:
-            return unit
+            return
         # systemd is there but cannot be asked (no bus in small containers): detached works there too
-        conversation.work.record("no_unit", run=folder.run, reason=problem)
+        work.record("no_unit", run=folder.run, reason=problem)
         write_json(folder.path / "run.json", {**record, "unit": None})
     problem = _run_quietly([*command, "--detach"])
     if problem is not None:
         raise _could_not_start(folder, problem)
-    return None
 
 
 def _run_quietly(command: List[str]) -> Optional[str]:
@@ -154,7 +167,7 @@ def _run_quietly(command: List[str]) -> Optional[str]:
     return None if done.returncode == 0 else (done.stderr.strip() or f"exit code {done.returncode}")
 
 
-def _wait_for_job(folder: RunFolder) -> int:
+def wait_for_job(folder: RunFolder) -> int:
     """The pid of the run's main process once it is started; AgentError `start` with the reason otherwise."""
     until = time.monotonic() + _START_TIME_S
     while time.monotonic() < until:
