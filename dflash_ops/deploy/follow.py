@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_ops.deploy.lines import LineSplitter
+from dflash_ops.deploy.reconnect import reconnecting
 from dflash_ops.deploy.session import Session
-from dflash_ops.errors import TransportError
+from dflash_ops.transport import Conversation
 
 STREAMS = ("log", "metrics")
-RETRY_S = (1, 2, 4, 8, 15, 30)
-"""Waits before another try; the last one repeats."""
-GIVE_UP_S = 600.0
 
 Cursor = dict[str, int]
 
@@ -44,7 +41,7 @@ def follow(
 ) -> dict[str, Any]:
     """Every log line and every metrics record of `run` once, in order. Returns the run's status at the end.
 
-    With `wait` it ends when the run has ended and all is read. A broken link is tried again for ten minutes.
+    With `wait` it ends when the run has ended and all is read. A broken link is met again (deploy/reconnect.py).
     """
     cursors = Cursors()
     lines = LineSplitter(on_line)
@@ -59,26 +56,15 @@ def follow(
         if event["event"] == "generation":
             cursors.named(event["stream"]).update(generation=event["generation"], offset=event["offset"])
 
-    attempt, broken_since = 0, None
-    while True:
-        try:
-            with session.conversation() as conversation:
-                attempt, broken_since = 0, None
-                status = conversation.request(
-                    "follow",
-                    {"run": run, "wait": wait, "cursors": {"log": cursors.log, "metrics": cursors.metrics}},
-                    on_data=on_data,
-                    on_event=on_event,
-                )
-            break
-        except TransportError as error:
-            broken_since = broken_since or time.monotonic()
-            if not wait or time.monotonic() - broken_since > GIVE_UP_S:
-                raise
-            pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
-            attempt += 1
-            session.events.emit("link_lost", what=error.what, again_in_s=pause, run=run)
-            time.sleep(pause)
+    def read_on(conversation: Conversation) -> dict[str, Any]:
+        return conversation.request(
+            "follow",
+            {"run": run, "wait": wait, "cursors": {"log": cursors.log, "metrics": cursors.metrics}},
+            on_data=on_data,
+            on_event=on_event,
+        )
+
+    status = reconnecting(session, read_on, then="the run goes on")
     lines.close()
     return status
 

@@ -29,6 +29,8 @@ class Session:
     def __init__(self, host: Host, events: Events) -> None:
         self.host = host
         self.events = events
+        self.spoken = False
+        """Whether the host was ever reached here: then a failure may be a broken link, otherwise a wrong inventory."""
         self._transport = transport_for(host, lambda text: events.emit("notice", text=text))
 
     def __enter__(self) -> Session:
@@ -42,11 +44,15 @@ class Session:
         """The host's interpreter, for the agent and for the trainer."""
         return self.host.python
 
+    def open(self) -> Conversation:
+        """A new conversation; whoever opens it closes it. deploy/reconnect.py for work that outlives a broken link."""
+        conversation = Conversation(self._transport, python=self.python, workdir=self.host.workdir, host=self.host.name)
+        self.spoken = True
+        return conversation
+
     @contextmanager
     def conversation(self) -> Iterator[Conversation]:
-        with Conversation(
-            self._transport, python=self.python, workdir=self.host.workdir, host=self.host.name
-        ) as conversation:
+        with self.open() as conversation:
             yield conversation
 
     def deliver(self, archive: Any, destination: str) -> bool:

@@ -48,6 +48,8 @@ class Conversation:
         self._write_lock = threading.Lock()
         self._frames: queue.Queue[Frame | OpsError] = queue.Queue(QUEUED_FRAMES)
         self._closing = threading.Event()
+        self.moved = False
+        """Whether bytes of a log or a file have come or gone: a link that moves nothing is not worth many tries."""
         self._channel = self._start(transport, python, workdir)
         self._heard = time.monotonic()
         threading.Thread(target=self._read_frames, name="agent-frames", daemon=True).start()
@@ -98,6 +100,7 @@ class Conversation:
         while True:
             frame = self._next_frame()
             if frame.kind == DATA:
+                self.moved = True
                 if on_data is not None:
                     on_data(*frame.split_data())
                 continue
@@ -112,6 +115,7 @@ class Conversation:
                     # the agent only speaks during an upload to refuse it
                     return
                 self._send(encode_data(LOG_STREAM, chunk))
+                self.moved = True
 
     def _next_frame(self) -> Frame:
         while True:

@@ -54,7 +54,7 @@ class HumanView:
             "log": self._log,
             "progress": self._progress,
             "link_lost": lambda e: self._say(
-                f"[yellow]link[/]     {escape(e['what'])}; again in {e['again_in_s']} s (the run goes on)"
+                f"[yellow]link[/]     {escape(e['what'])}; again in {e['again_in_s']} s ({escape(e['then'])})"
             ),
             "ended": lambda e: self._say(f"run      {e['run']} ended [bold]{e['state']}[/]"),
             "checkpoint": lambda e: self._say(f"collect  {escape(e['path'])} verified ({_size(e['bytes'])})"),
