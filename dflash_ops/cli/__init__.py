@@ -76,11 +76,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         code = group.main(args=argv, prog_name="dflash-ops", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        sys.exit(ExitCode.USAGE)
     except click.ClickException as error:
         error.show()
+        if "--json" in (sys.argv[1:] if argv is None else argv):
+            _tell_programs(error)
         sys.exit(ExitCode.USAGE)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(ExitCode.INTERRUPTED)
+
+
+def _tell_programs(error: click.ClickException) -> None:
+    """A program that reads `--json` gets its last line, `result`, also where the command line itself was wrong."""
+    from dflash_ops.cli.common import say, usage_error
+    from dflash_ops.deploy.events import Events
+    from dflash_ops.ui.json_view import json_view
+
+    events = Events(json_view)
+    events.emit("result", exit=int(say(events, usage_error(error), debug=False)))

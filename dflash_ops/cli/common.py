@@ -93,9 +93,9 @@ def command_end(function: Callable[..., None]) -> Function:
         try:
             function(events=events, result=result, **arguments)
         except OpsError as error:
-            code = _say(events, error, debug)
+            code = say(events, error, debug)
         except click.UsageError as error:
-            code = _say(events, OpsError(error.format_message(), exit_code=ExitCode.USAGE, kind="usage"), debug)
+            code = say(events, usage_error(error), debug)
         except (KeyboardInterrupt, click.Abort):
             code = ExitCode.INTERRUPTED
             events.emit("notice", text=_interrupted(result.get("run")))
@@ -104,9 +104,9 @@ def command_end(function: Callable[..., None]) -> Function:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = ExitCode.INTERRUPTED
         except OSError as error:
-            code = _say(events, _workstation_error(error), debug)
+            code = say(events, _workstation_error(error), debug)
         except Exception as error:
-            code = _say(events, _bug(error), debug)
+            code = say(events, _bug(error), debug)
         events.emit("result", exit=int(code), **result)
         return int(code)
 
@@ -132,6 +132,10 @@ def _workstation_error(error: OSError) -> OpsError:
     )
 
 
+def usage_error(error: click.ClickException) -> OpsError:
+    return OpsError(error.format_message(), exit_code=ExitCode.USAGE, kind="usage")
+
+
 def _bug(error: Exception) -> OpsError:
     found = OpsError(
         f"{type(error).__name__}: {error}",
@@ -144,7 +148,8 @@ def _bug(error: Exception) -> OpsError:
     return found
 
 
-def _say(events: Events, error: OpsError, debug: bool) -> ExitCode:
+def say(events: Events, error: OpsError, debug: bool) -> ExitCode:
+    """Tells it once; returns the exit code that it asks for."""
     facts = error.as_event()
     facts.pop("event")
     events.emit("error", **facts)

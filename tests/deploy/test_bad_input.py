@@ -28,6 +28,12 @@ def test_a_typo_in_set(desk: Desk) -> None:
     assert "steps" in done.error["what"]
 
 
+def test_a_wrong_command_line_is_told_to_programs_too(desk: Desk) -> None:
+    done = desk.run("status", "--hsot", "box", host=False)
+    assert done.code == done.result["exit"] == 2
+    assert "--hsot" in done.error["what"] and "--hsot" in done.err
+
+
 def test_an_unknown_host_names_the_known_ones(desk: Desk) -> None:
     done = desk.type("status", "--host", "bax")
     assert done.code == 2
