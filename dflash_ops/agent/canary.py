@@ -45,6 +45,8 @@ def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     changed = _changed(args, work, binding)
     if changed is not None:
         outcome, evidence = Outcome.INCONCLUSIVE, {**evidence, "outcome": "inconclusive", "summary": changed}
+    # a trainer's evidence quotes what went wrong: kept without the secrets that may stand in it
+    evidence = job.variables.masks.value(evidence)
     verdict = Verdict.make(outcome, binding, max_age_s, evidence, f"canary/{name}/log")
     write_json(folder / "evidence.json", evidence)
     store.put(verdict)

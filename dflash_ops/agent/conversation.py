@@ -25,6 +25,7 @@ from .frames import (
     encode_frame,
 )
 from .lock import Lock
+from .masking import Masks
 from .orphans import clear_orphans
 from .workdir import WorkDir
 
@@ -53,6 +54,7 @@ class Conversation:
         self._undo: Dict[int, Callable[[], None]] = {}
         self._numbers = itertools.count()
         self._closed = False
+        self._masks = Masks()
 
     def start_threads(self) -> None:
         for name, target in (("reader", self._read), ("heart", self._beat)):
@@ -109,6 +111,10 @@ class Conversation:
 
     # ---- what we send
 
+    def hide(self, masks: Masks) -> None:
+        """From now on these secrets stand in no answer, event or error."""
+        self._masks |= masks
+
     def event(self, name: str, **fields: Any) -> None:
         self._send_json({"id": self._request, "event": name, **fields})
 
@@ -122,7 +128,7 @@ class Conversation:
         self._send_json({"id": self._request, "ok": False, "error": error.to_json()})
 
     def _send_json(self, value: Dict[str, Any]) -> None:
-        self._send(encode_frame(JSON, json.dumps(value).encode()))
+        self._send(encode_frame(JSON, json.dumps(self._masks.value(value)).encode()))
 
     def _send(self, frame: bytes) -> None:
         with self._sending:

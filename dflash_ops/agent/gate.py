@@ -34,7 +34,7 @@ def decide(store: VerdictStore, binding: Binding, max_age_s: float) -> Decision:
     if verdict.is_old(max_age_s):
         limit = _span(min(verdict.max_age_s, max_age_s))
         return Decision(verdict, False, f"the canary passed {_ago(verdict)}, which is over the limit of {limit}")
-    same = "same release, python, packages, workload, devices, driver and boot"
+    same = "same release, python, packages, workload, variables, devices, driver and boot"
     return Decision(verdict, True, f"the canary passed {_ago(verdict)}: {same}")
 
 

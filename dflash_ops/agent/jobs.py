@@ -19,9 +19,11 @@ from .devices import Devices, inventory, resolve
 from .files import write_json
 from .follow import POLL_S, Tail
 from .orphans import mark_running
+from .output import JobOutput
 from .processes import Mark, signal_group
 from .pythons import base_environment, find_python
 from .releases import find_release
+from .variables import Variables
 from .workdir import WorkDir
 
 CONTRACT = 1
@@ -40,6 +42,7 @@ class Job:
     devices: Devices
     account: Optional[Account]
     playbook: Optional[str]
+    variables: Variables
 
     @classmethod
     def from_arguments(cls, work: WorkDir, args: Arguments) -> "Job":
@@ -55,6 +58,7 @@ class Job:
             resolve(settings["workload"], inventory()),
             find_account(args.optional_text("user")),
             args.optional_text("playbook"),
+            Variables.from_arguments(args),
         )
 
     @property
@@ -76,8 +80,10 @@ class Job:
         return [self.python, "-m", self.module, verb, "--settings", str(settings), "--out", str(out)]
 
     def environment(self, mark: Mark) -> Dict[str, str]:
+        """Without the secrets: this may be kept and shown."""
         return {
             **base_environment(self.python, self.account),
+            **self.variables.plain,
             "PYTHONPATH": str(self.release),
             # a prefix for bytecode would also hide that of torch: 6 s more for each import
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -137,14 +143,15 @@ def run_verb(
     write_json(settings, job.contract_settings(work, None))
     job.open_to_account(work, folder, settings, out)
     kills_before = cgroup.oom_kills() or 0
-    with (folder / "log").open("ab") as log, conversation.starting() as register:
+    output = JobOutput(folder / "log", job.variables.masks)
+    with output.writer() as log, conversation.starting() as register:
         process = subprocess.Popen(
             job.command(verb, settings, out),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             cwd=job.release,
-            env=job.environment(mark),
+            env={**job.environment(mark), **job.variables.secrets},
             start_new_session=True,
             **popen_options(job.account),
         )
@@ -155,6 +162,7 @@ def run_verb(
     finally:
         _kill(process.pid, mark)
         process.wait()
+        output.finish()
         conversation.settle(registered)
     for block in tail.read():
         conversation.data(block)

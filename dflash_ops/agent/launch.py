@@ -106,6 +106,7 @@ def _begin(work: WorkDir, order: Order, binding: Binding, verdict: Optional[Verd
         "command": job.command("run", settings, folder.out),
         "cwd": str(job.release),
         "environment": job.environment(Mark.of_run(work.root, run)),
+        "secrets": job.variables.names_of_secrets,
         "user": None if account is None else account.name,
         "devices": job.devices.names,
         "binding": asdict(binding),
@@ -117,6 +118,8 @@ def _begin(work: WorkDir, order: Order, binding: Binding, verdict: Optional[Verd
         "unit": f"dflash-ops-{run}" if can_start_units() else None,
         "started": time.time(),
     }
+    if job.variables.secrets:
+        write_json(folder.secrets_file, job.variables.secrets)
     write_json(folder.path / "run.json", record)
     return folder
 
@@ -187,6 +190,7 @@ def _could_not_start(folder: RunFolder, why: str) -> AgentError:
     if supervisor is not None and supervisor.pid != os.getpid():
         supervisor.send(9)
     folder.mark.kill()
+    folder.secrets_file.unlink(missing_ok=True)
     if not folder.exit_file.exists():
         write_exit(folder, RunState.FAILED, error=why)
     evidence = tail_lines(folder.path / "supervisor.log")

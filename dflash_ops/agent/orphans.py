@@ -46,3 +46,13 @@ def clear_orphans(work: WorkDir) -> None:
             remove_tree(folder)
         else:
             marker.unlink(missing_ok=True)
+    _forget_secrets(work)
+
+
+def _forget_secrets(work: WorkDir) -> None:
+    """A launch that was killed half-way leaves the secrets that its supervisor was to take."""
+    for file in work.runs.glob("*/secrets.json"):
+        state = read_json(file.with_name("state.json")) or {}
+        keeper = ProcessId.from_json(state.get("supervisor"))
+        if state.get("boot_id") != boot_id() or keeper is None or not keeper.alive:
+            file.unlink(missing_ok=True)

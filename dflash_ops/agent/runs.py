@@ -64,6 +64,11 @@ class RunFolder:
         return self.path / "state.json"
 
     @property
+    def secrets_file(self) -> Path:
+        """There only from the launch until the supervisor has read it."""
+        return self.path / "secrets.json"
+
+    @property
     def exit_file(self) -> Path:
         return self.path / "exit.json"
 

@@ -25,6 +25,7 @@ from .pythons import op_probe, op_syntax
 from .releases import op_activate, op_stage
 from .runs import op_runs, op_status
 from .stop import op_stop
+from .variables import Variables
 from .workdir import WorkDir
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -118,7 +119,9 @@ def _result(conversation: Conversation, request: Dict[str, Any]) -> Any:
         raise AgentError(
             "request", f"there is no operation {name!r}", "request", f"one of: {', '.join(OPERATIONS)}", ExitCode.USAGE
         )
-    return operation(conversation, Arguments(name, request))
+    args = Arguments(name, request)
+    conversation.hide(Variables.from_arguments(args).masks)
+    return operation(conversation, args)
 
 
 def _host_error(error: OSError, root: Path) -> AgentError:

@@ -9,13 +9,15 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 from . import cgroup
 from .accounts import find_account, popen_options
 from .errors import AgentError
 from .files import read_json, write_json
 from .launch import write_exit
+from .masking import Masks
+from .output import JobOutput
 from .policy import Policy
 from .processes import ProcessId, become_subreaper, boot_id, boottime_s, children_of, signal_group
 from .runs import RunFolder, RunState
@@ -43,6 +45,7 @@ class Supervisor:
         self._folder = folder
         self._record = folder.record()
         self._policy = Policy.of_record(self._record)
+        self._secrets: Dict[str, str] = {}
         self._pid = 0
         self._job: Optional[ProcessId] = None
         self._status: Optional[int] = None
@@ -57,7 +60,9 @@ class Supervisor:
         become_subreaper()
         kills_before = cgroup.oom_kills() or 0
         try:
-            self._start()
+            self._secrets = self._take_secrets()
+            output = JobOutput(self._folder.log_file(0), Masks.of(self._secrets.values()))
+            self._start(output)
         except (OSError, AgentError, subprocess.SubprocessError) as error:
             write_exit(self._folder, RunState.FAILED, error=str(error))
             return
@@ -69,6 +74,7 @@ class Supervisor:
                 os.read(wake, 512)
             self._reap()
         self._clear()
+        output.finish()
         self._finish(self._status, (cgroup.oom_kills() or 0) - kills_before)
 
     def _listen(self) -> int:
@@ -87,16 +93,25 @@ class Supervisor:
     def _on_sigterm(self, *_: object) -> None:
         self._terminated = True
 
-    def _start(self) -> None:
+    def _take_secrets(self) -> Dict[str, str]:
+        """The job's secrets; from here on they live in this process only."""
+        names = self._record.get("secrets") or []
+        found = read_json(self._folder.secrets_file) or {}
+        self._folder.secrets_file.unlink(missing_ok=True)
+        if sorted(found) != names:
+            raise OSError(f"the secrets {', '.join(names)} are not there any more")
+        return {name: str(value) for name, value in found.items()}
+
+    def _start(self, output: JobOutput) -> None:
         record = self._record
-        with self._folder.log_file(0).open("ab") as log:
+        with output.writer() as log:
             process = subprocess.Popen(
                 record["command"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=record["cwd"],
-                env=record["environment"],
+                env={**record["environment"], **self._secrets},
                 start_new_session=True,
                 **popen_options(find_account(record["user"])),
             )

@@ -28,6 +28,7 @@ _WORDS = {
     "module": "another trainer module",
     "environment": "another python or other packages",
     "workload": "another workload",
+    "variables": "other environment variables",
     "target": "another content of the target",
     "devices": "other devices",
     "driver": "another driver",
@@ -43,6 +44,7 @@ class Binding:
     module: str
     environment: str
     workload: str
+    variables: Dict[str, Optional[str]]
     target: str
     devices: List[str]
     driver: Optional[str]
@@ -92,6 +94,7 @@ def stamp(job: Job) -> Binding:
         job.module,
         probe(job.python, job.account).digest,
         digest_of(job.workload),
+        job.variables.described(),
         target_identity(str(job.workload.get("target", ""))),
         job.devices.names,
         job.devices.driver,

@@ -154,7 +154,7 @@ def say(events: Events, error: OpsError, debug: bool) -> ExitCode:
     facts.pop("event")
     events.emit("error", **facts)
     if debug:
-        traceback.print_exception(error, file=sys.stderr)
+        sys.stderr.write(events.masked("".join(traceback.format_exception(error))))
     return error.exit_code
 
 

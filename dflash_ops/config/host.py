@@ -6,9 +6,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, JsonValue, model_validator
+from pydantic import ConfigDict, Field, JsonValue, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from dflash_ops.agent.variables import NAME_PATTERN
 from dflash_ops.config.base import NAME, PROGRAM, SECTIONS, TEXT, Matches, Model
 
 TransportName = Literal["local", "ssh", "pct"]
@@ -22,6 +23,10 @@ PCT_WORKDIR = "/var/lib/dflash-ops"
 _ADDRESS = Matches(
     r"[A-Za-z0-9_:\[][A-Za-z0-9._:%\[\]-]*", "a host name, an address or an alias of ssh_config, nothing else"
 )
+_VARIABLE = Matches(NAME_PATTERN, "a variable's name, and none that dflash-ops sets itself (PATH, DFLASH_OPS_*, ...)")
+_PLAIN = Matches(r"[^\x00]*", "text without NUL")
+_SECRET = Matches(r"env:[A-Za-z_][A-Za-z0-9_]*|file:[^\x00-\x1f\x7f]+", "env:VARIABLE or file:PATH, of this machine")
+_NO_OTHER_KEYS = Field(json_schema_extra={"additionalProperties": False})
 _USER = Matches(r"[A-Za-z_][A-Za-z0-9._@-]{0,63}\$?", "a user name")
 
 
@@ -81,6 +86,10 @@ class Host(Model):
     """Releases, caches and runs live below it, on the host."""
     job_user: Annotated[str, _USER] | None = None
     """The run belongs to this user of the host. Default: the user who logs in."""
+    environment: Annotated[dict[Annotated[str, _VARIABLE], Annotated[str, _PLAIN]], _NO_OTHER_KEYS] = Field({})
+    """Environment variables of the trainer there; a verdict speaks for these values only."""
+    secrets: Annotated[dict[Annotated[str, _VARIABLE], Annotated[str, _SECRET]], _NO_OTHER_KEYS] = Field({})
+    """Variables whose values are read here when they are needed (env:VARIABLE or file:PATH), and shown nowhere."""
     ssh: Ssh | None = None
     """For `ssh` and `pct`."""
     pct: Pct | None = None
@@ -104,6 +113,13 @@ class Host(Model):
         for _, message in section_problems(self.transport, given):
             raise PydanticCustomError(SECTIONS, "{message}", {"message": message})
         return self
+
+    @field_validator("secrets")
+    @classmethod
+    def _not_both(cls, secrets: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        for name in sorted(set(secrets) & set(info.data.get("environment", {}))):
+            raise ValueError(f"has {name}, which stands in environment too")
+        return secrets
 
 
 def section_problems(transport: TransportName, given: set[str]) -> Iterator[tuple[str, str]]:

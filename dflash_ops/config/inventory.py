@@ -15,6 +15,7 @@ from dflash_ops.config.places import bundled, folder_label, shown, user_config, 
 
 ENVIRONMENT = "DFLASH_OPS_HOST"
 LOCAL = "local"
+FILE = "file:"
 _PATHS = ("identity_file", "known_hosts")
 
 
@@ -181,13 +182,21 @@ def _load(entry: _Entry) -> Host:
 
 
 def _absolute_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Key files relative to the inventory file; `~` stays for the transport, which knows whose home it is."""
-    ssh = data.get("ssh")
-    if not isinstance(ssh, dict):
-        return data
-    paths = {
-        key: str((folder / ssh[key]).resolve())
-        for key in _PATHS
-        if isinstance(ssh.get(key), str) and ssh[key] and not ssh[key].startswith("~")
-    }
-    return {**data, "ssh": {**ssh, **paths}}
+    """Key files and files of secrets relative to the inventory file; `~` stays for whoever knows whose home it is."""
+    made = dict(data)
+    ssh, secrets = data.get("ssh"), data.get("secrets")
+    if isinstance(ssh, dict):
+        made["ssh"] = {key: _absolute(value, folder) if key in _PATHS else value for key, value in ssh.items()}
+    if isinstance(secrets, dict):
+        made["secrets"] = {
+            name: FILE + _absolute(value.removeprefix(FILE), folder)
+            if isinstance(value, str) and value.startswith(FILE)
+            else value
+            for name, value in secrets.items()
+        }
+    return made
+
+
+def _absolute(value: Any, folder: Path) -> Any:
+    relative = isinstance(value, str) and value and "\0" not in value and not value.startswith("~")
+    return str((folder / value).resolve()) if relative else value

@@ -81,11 +81,14 @@ def _told(details: list[ErrorDetails], path: KeyPath, model: Section, data: obje
         keys = ", ".join(f"'{name}'" for name in names)
         return document.problem(path, f"{keys} {'are' if len(names) > 1 else 'is'} required{_within(path)}")
     words = list(dict.fromkeys(filter(None, (_expected(detail) for detail in details))))
-    place = dotted(path)
-    given = _at(data, path)
+    place, given = dotted(path), _at(data, path)
+    if first["loc"][-1] == "[key]":
+        place, given = f"a key of {dotted(path[:-1])}", path[-1]
     hint = _hint(details, given)
     if words:
-        message = f"{place} must be {' or '.join(words)}, not {_value(given)}"
+        # what stands among secrets may be one
+        instead = "what stands there" if path[:1] == ("secrets",) and place == dotted(path) else _value(given)
+        message = f"{place} must be {' or '.join(words)}, not {instead}"
     elif first["type"] == "value_error":
         text = str(first["ctx"]["error"])
         message = f"{place} {text}"

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+from dflash_ops.agent.variables import Variables
 from dflash_ops.config import Host, Playbook
 from dflash_ops.errors import ExitCode, OpsError
 
@@ -80,6 +81,13 @@ def examine_host(host: Host, facts: Mapping[str, Any], environment: Mapping[str,
             Diagnosis(Level.WARNING, where, f"its clock is {skew:+.0f} s from yours", "check its time service")
         )
     return found
+
+
+def examine_variables(variables: Variables) -> list[Diagnosis]:
+    """What the host's file adds to the trainer's environment; of secrets the names."""
+    said = [*(f"{name}={value}" for name, value in sorted(variables.plain.items()))]
+    said += [f"{name} (secret)" for name in variables.names_of_secrets]
+    return [Diagnosis(Level.OK, "workstation", f"the trainer gets {', '.join(said)}")] if said else []
 
 
 TRAINER_PACKAGES = ("torch", "transformers", "datasets", "safetensors")

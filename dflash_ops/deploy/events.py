@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dflash_ops.agent.masking import Masks
+
 Event = dict[str, Any]
 View = Callable[[Event], None]
 
@@ -22,6 +24,14 @@ class Events:
     _sequence: int = 0
     _held: list[bytes] = field(default_factory=list)
     _file: Path | None = None
+    _masks: Masks = field(default_factory=Masks)
+
+    def hide(self, masks: Masks) -> None:
+        """From now on these secrets stand in no event, whatever part of it they would come in."""
+        self._masks |= masks
+
+    def masked(self, text: str) -> str:
+        return self._masks.text(text)
 
     def emit(self, event: str, **facts: object) -> None:
         self._sequence += 1
@@ -30,7 +40,7 @@ class Events:
             "seq": self._sequence,
             "time": round(time.time(), 3),
             "event": event,
-            **facts,
+            **self._masks.value(facts),
         }
         self.view(record)
         if event in ("log", "progress"):

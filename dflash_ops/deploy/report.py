@@ -86,10 +86,17 @@ def _canary(verdict: dict[str, Any]) -> Iterator[str]:
     yield "Bound to:"
     yield ""
     for name, value in sorted(verdict.get("binding", {}).items()):
-        if value is None:
+        if value is None or value == {}:
             continue
-        yield f"- {name}: {', '.join(value) if isinstance(value, list) else value}"
+        yield f"- {name}: {_bound(value)}"
     yield ""
+
+
+def _bound(value: object) -> str:
+    """Devices are a list; of the variables a secret has no value here."""
+    if isinstance(value, dict):
+        value = [f"{key} (secret)" if item is None else f"{key}={item}" for key, item in sorted(value.items())]
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _quality(result: dict[str, Any]) -> Iterator[str]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import getpass
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from dflash_ops.agent.variables import Variables
 from dflash_ops.config import Host
 from dflash_ops.deploy.events import Events
+from dflash_ops.deploy.variables import read_variables
 from dflash_ops.transport import Conversation, transport_for
 
 
@@ -49,6 +53,13 @@ class Session:
         conversation = Conversation(self._transport, python=self.python, workdir=self.host.workdir, host=self.host.name)
         self.spoken = True
         return conversation
+
+    @cached_property
+    def variables(self) -> Variables:
+        """Of the host's jobs. Its secrets are read here, once, and are masked in every event from then on."""
+        found = read_variables(self.host, os.environ)
+        self.events.hide(found.masks)
+        return found
 
     @contextmanager
     def conversation(self) -> Iterator[Conversation]:

@@ -16,6 +16,7 @@ from dflash_ops.deploy.doctor import (
     examine_packages,
     examine_runs,
     examine_trainer,
+    examine_variables,
     refuse_blockers,
 )
 from dflash_ops.deploy.events import Events
@@ -153,6 +154,8 @@ class Stages:
             "python": self.session.python,
             "playbook": self.playbook.name,
             "user": self.session.host.job_user,
+            "environment": self.session.variables.plain,
+            "secrets": self.session.variables.secrets,
             "max_age_s": self.playbook.run.canary_max_age_h * SECONDS_PER_HOUR,
             "settings": self.playbook.settings(run=run, prepared=self.prepared, cache=f"{self.facts.workdir}/cache"),
         }
@@ -179,6 +182,7 @@ def examine(session: Session, conversation: Conversation, known: Facts, playbook
     environment = conversation.request("probe", {"python": session.python})
     return [
         *examine_host(session.host, known.raw, environment, clock()),
+        *examine_variables(session.variables),
         *examine_gpus(known.raw, playbook),
         *examine_packages(environment, playbook),
         *examine_runs(conversation.request("runs")["runs"]),

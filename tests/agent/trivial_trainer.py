@@ -55,6 +55,12 @@ def leave_grandchild(seconds):
 
 say(f"stdin {len(sys.stdin.read())} bytes")
 say(f"{verb} of {settings['run']} in {Path.cwd()}")
+if "tell" in act:
+    # in two writes: a secret may come in pieces
+    told = os.environ.get(act["tell"], "")
+    for part in (f"told {told[:5]}", f"{told[5:]} and {told}\n"):
+        sys.stdout.write(part)
+        sys.stdout.flush()
 if act.get("grandchild"):
     say(f"grandchild is {leave_grandchild(60)}")
 

@@ -177,3 +177,23 @@ def test_defaults_and_paths_of_a_container(folder: Path) -> None:
     assert (host.ssh.identity_file, host.ssh.known_hosts) == (str(folder / "hosts/keys/id"), "~/kh")
     assert (host.ssh.port, host.ssh.host_key, host.ssh.fingerprint) == (None, "strict", None)
     assert (host.pct.transfer, host.pct.become, host.pct.command) == ("stream", "none", "/usr/sbin/pct")
+
+
+def test_variables_and_secrets() -> None:
+    text = "transport: local\nenvironment: {NCCL_DEBUG: INFO}\nsecrets: {A: env:TOKEN, B: file:keys/b, C: file:~/c}\n"
+    write(text, "hosts/box.yaml")
+    host, _ = load("box")
+    assert host.environment == {"NCCL_DEBUG": "INFO"}
+    assert host.secrets == {"A": "env:TOKEN", "B": f"file:{Path('hosts/keys/b').absolute()}", "C": "file:~/c"}
+
+
+def test_what_is_no_variable_or_no_source_is_refused_and_no_secret_is_repeated() -> None:
+    text = "transport: local\nenvironment: {A: x, PATH: /bin}\nsecrets:\n  TOKEN: hf_abcdefgh\n  B: env:-x\n"
+    write(text, "hosts/box.yaml")
+    problems = refused("box")
+    assert problems[0].startswith("hosts/box.yaml:2: a key of environment must be a variable's name, and none that")
+    assert problems[0].endswith('not "PATH"')
+    assert problems[1].startswith("hosts/box.yaml:4: secrets.TOKEN must be env:VARIABLE or file:PATH")
+    assert "hf_abcdefgh" not in "".join(problems)
+    write("transport: local\nenvironment: {A: x}\nsecrets: {A: env:B}\n", "hosts/box.yaml")
+    assert refused("box") == ["hosts/box.yaml:3: secrets has A, which stands in environment too"]

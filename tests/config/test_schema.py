@@ -18,6 +18,7 @@ GOOD = {
     "host": [
         "transport: local",
         "name: x\ntransport: ssh\nssh: {address: a}",
+        "transport: local\nenvironment: {NCCL_DEBUG: INFO, _x: ''}\nsecrets: {A: 'env:B', C: 'file:~/c d'}",
         "hosts: {a: {transport: local}, b: {transport: pct, ssh: {address: n}, pct: {id: 100}}}",
     ],
     "playbook": [
@@ -34,6 +35,12 @@ BAD = {
         "transport: pct\nssh: {address: a}\npct: {id: 1}",
         "transport: local\nworkdir: here",
         "transport: local\nport: 1",
+        "transport: local\nenvironment: {PATH: /bin}",
+        "transport: local\nenvironment: {DFLASH_OPS_RUN: x}",
+        "transport: local\nenvironment: {1A: x}",
+        "transport: local\nenvironment: {A: 1}",
+        "transport: local\nsecrets: {A: hf_abcdefgh}",
+        "transport: local\nsecrets: {HOME: 'env:A'}",
         "hosts: {}",
         "hosts: {a: {}}",
         "hosts: {a: {transport: local}}\nb: 1",
