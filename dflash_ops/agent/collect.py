@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 from .arguments import Arguments
 from .conversation import Conversation
 from .errors import AgentError, ExitCode
 from .files import CHUNK, is_safe_relative, open_regular, read_json, sha256_file, sha256_stream
-from .runs import RunFolder, find_run
+from .runs import RunFolder, RunState, find_run
 
 _RECORDS = ("run.json", "settings.json", "verdict.json", "exit.json")
 _UNFINISHED = (".part", ".tmp")
@@ -20,67 +22,91 @@ _MANIFEST = "manifest.json"
 
 def op_files(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     folder = find_run(conversation.work, args.optional_run())
-    return {"files": [*_records(folder), *_checkpoints(folder)]}
+    # asked first: what is listed after the end of a run is all that there will be
+    state = folder.state()
+    listed = [*_records(folder, state)]
+    for checkpoint in checkpoints(folder):
+        listed += _files_of(folder, checkpoint)
+    return {"state": state.value, "files": listed}
 
 
-def _records(folder: RunFolder) -> Iterator[Dict[str, Any]]:
-    """Records, log and the files at the top of the contract's DIR."""
-    paths = [folder.path / name for name in _RECORDS]
-    paths += sorted((folder.path / "log").glob("*.log"))
+def _records(folder: RunFolder, state: RunState) -> Iterator[Dict[str, Any]]:
+    """Records, log and the files at the top of the contract's DIR.
+
+    What still grows has no hash while the run goes on: it would be another one a moment later.
+    """
+    log = sorted((folder.path / "log").glob("*.log"))
+    growing = [*(path for path in log if path.stem.isdigit()), folder.metrics]
+    paths = [*(folder.path / name for name in _RECORDS), *log]
     paths += sorted(path for path in folder.out.iterdir() if not path.name.startswith("."))
     for path in paths:
-        if path.suffix not in _UNFINISHED and _regular_size(path) is not None:
-            item = _described(folder, path)
-            if item is not None:
-                yield item
+        if path.suffix in _UNFINISHED:
+            continue
+        grows = path in growing
+        try:
+            with open_regular(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                hashed = None if grows and state is RunState.RUNNING else sha256_stream(file, size)
+        except OSError:
+            # not there, no regular file, or gone meanwhile
+            continue
+        yield _item(folder, path, size, hashed, "growing" if grows else "record")
 
 
-def _described(folder: RunFolder, path: Path, sha256: Optional[str] = None) -> Optional[Dict[str, Any]]:
-    """Path, size and sha256; None when the file went away meanwhile (the trainer keeps its last checkpoints only)."""
+def _item(folder: RunFolder, path: Path, size: int, sha256: Optional[str], role: str) -> Dict[str, Any]:
+    return {"path": str(path.relative_to(folder.path)), "size": size, "sha256": sha256, "role": role}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete one. `files` are the entries of its manifest, each there with the size that it tells."""
+
+    path: Path
+    step: int
+    files: List[Dict[str, Any]]
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(int(item["size"]) for item in self.files)
+
+
+def checkpoints(folder: RunFolder) -> List[Checkpoint]:
+    """The complete checkpoints of a run, by step."""
+    found = []
+    for path in (folder.out / "checkpoints").glob("*"):
+        if path.suffix in _UNFINISHED or path.is_symlink():
+            continue
+        manifest = read_json(path / _MANIFEST) or {}
+        step, files = manifest.get("step"), manifest.get("files")
+        if isinstance(step, int) and isinstance(files, list) and all(_is_there(path, item) for item in files):
+            found.append(Checkpoint(path, step, files))
+    return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.path.name))
+
+
+def _is_there(checkpoint: Path, item: Any) -> bool:
+    if not isinstance(item, dict) or not isinstance(item.get("sha256"), str):
+        return False
+    path = item.get("path")
+    if not isinstance(path, str) or not is_safe_relative(path) or Path(path).suffix in _UNFINISHED:
+        return False
+    return _regular_size(checkpoint / path) == item.get("size")
+
+
+def _files_of(folder: RunFolder, checkpoint: Checkpoint) -> List[Dict[str, Any]]:
+    """Its listed files, then its manifest; nothing when it goes away meanwhile. The hashes are the manifest's own."""
+    manifest = checkpoint.path / _MANIFEST
     try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            digest = sha256 or sha256_stream(file, size)
+        size, sha256 = manifest.stat().st_size, sha256_file(manifest)
     except OSError:
-        return None
-    return {"path": str(path.relative_to(folder.path)), "size": size, "sha256": digest}
-
-
-def _checkpoints(folder: RunFolder) -> Iterator[Dict[str, Any]]:
-    """Every complete checkpoint: its listed files, then its manifest. The hashes are the manifest's own."""
-    for checkpoint in sorted((folder.out / "checkpoints").glob("*")):
-        if checkpoint.suffix in _UNFINISHED or checkpoint.is_symlink():
-            continue
-        listed = _listed_files(checkpoint)
-        if listed is None:
-            continue
-        for path, sha256 in listed.items():
-            item = _described(folder, path, sha256)
-            if item is None:
-                break
-            yield item
-        else:
-            yield {
-                "path": str((checkpoint / _MANIFEST).relative_to(folder.path)),
-                "size": (checkpoint / _MANIFEST).stat().st_size,
-                "sha256": sha256_file(checkpoint / _MANIFEST),
-            }
-
-
-def _listed_files(checkpoint: Path) -> Optional[Dict[Path, str]]:
-    """The files of a complete checkpoint; None when its manifest or a file of the listed size is not there."""
-    manifest = read_json(checkpoint / _MANIFEST)
-    if manifest is None or not isinstance(manifest.get("files"), list):
-        return None
-    found = {}
-    for item in manifest["files"]:
-        path, size, sha256 = (item.get(key) for key in ("path", "size", "sha256"))
-        if not isinstance(path, str) or not is_safe_relative(path) or not isinstance(sha256, str):
-            return None
-        if _regular_size(checkpoint / path) != size or Path(path).suffix in _UNFINISHED:
-            return None
-        found[checkpoint / path] = sha256
-    return found
+        return []
+    return [
+        *(
+            _item(folder, checkpoint.path / item["path"], item["size"], item["sha256"], str(item.get("role")))
+            for item in checkpoint.files
+        ),
+        _item(folder, manifest, size, sha256, "manifest"),
+    ]
 
 
 def _regular_size(path: Path) -> Optional[int]:
@@ -92,9 +118,10 @@ def _regular_size(path: Path) -> Optional[int]:
 
 
 def op_read(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
-    """The file from `offset` to the end that it has now; size and sha256 are those of the whole file up to there."""
+    """`length` bytes from `offset`, at most to the end that the file has now; `sha256` is that of the bytes sent."""
     folder = find_run(conversation.work, args.optional_run())
     relative, offset = args.text("path"), args.size("offset", 0)
+    length = None if args.values.get("length") is None else args.size("length")
     path = folder.path / relative
     inside = is_safe_relative(relative) and path.resolve() == folder.path.resolve() / relative
     if not inside or path.suffix in _UNFINISHED or ".part" in [Path(part).suffix for part in path.parts]:
@@ -108,15 +135,18 @@ def op_read(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         if offset > size:
             raise _unreadable(relative, f"it has {size} bytes, fewer than the offset {offset}")
         file.seek(offset)
-        left = size - offset
+        left = size - offset if length is None else min(length, size - offset)
+        # what the client verifies by a hash that it has already need not be hashed here again
+        digest = hashlib.sha256() if args.flag("digest") else None
         while left > 0:
             block = file.read(min(CHUNK, left))
             if not block:
                 raise _unreadable(relative, "it was cut off while it was read")
             left -= len(block)
+            if digest is not None:
+                digest.update(block)
             conversation.data(block)
-        file.seek(0)
-        return {"size": size, "sha256": sha256_stream(file, size)}
+        return {"size": size, "sha256": None if digest is None else digest.hexdigest()}
 
 
 def _unreadable(path: str, why: str) -> AgentError:

@@ -14,6 +14,13 @@ from dflash_ops.deploy.events import Events
 @click.command("collect")
 @click.argument("run", required=False)
 @options(HOST_OPTIONS, [RUNS_OPTION], OUTPUT_OPTIONS)
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended: each new checkpoint as it appears.")
+@click.option("--last", is_flag=True, help="Of the checkpoints only the newest.")
+@click.option(
+    "--optimizer",
+    is_flag=True,
+    help="The optimizer state too: what a resumed run needs, several times the size of the weights.",
+)
 @command_end
 def command(
     *,
@@ -23,12 +30,18 @@ def command(
     host: str | None,
     inventory: Path | None,
     runs: Path,
+    follow: bool,
+    last: bool,
+    optimizer: bool,
 ) -> None:
     """Bring a run's logs, metrics and complete checkpoints home (default: the latest run); also while it goes on.
 
-    Example: dflash-ops collect
+    What is here already stays as it is. Safe to interrupt and to type again: it goes on where it was.
+
+    Example: dflash-ops collect --follow
     """
-    from dflash_ops.deploy.deploying import bring_home
+    from dflash_ops.deploy.collecting import Choice
+    from dflash_ops.deploy.homecoming import bring_home
     from dflash_ops.deploy.records import open_record
     from dflash_ops.deploy.session import Session
 
@@ -47,4 +60,6 @@ def command(
             },
         )
         result.update(run=status["run"], state=status["state"], folder=str(folder.resolve()))
-        bring_home(session, status["run"], folder, events, status)
+        choice = Choice(optimizer=optimizer, last=last)
+        ended = bring_home(session, status["run"], folder, events, choice, follow=follow)
+        result["state"] = ended["state"]

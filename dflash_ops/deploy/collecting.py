@@ -1,113 +1,224 @@
-"""Brings a run's files home: verified by sha256, resumed where they broke off, whole or absent at their final name."""
+"""Brings a run's files home: verified by sha256, resumed where they broke off, whole or absent at their final name.
+
+What is not whole yet lies in `runs/<run>/.incoming/` and nowhere else.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterable
+import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import BinaryIO
 
 from dflash_ops.deploy.events import Events
-from dflash_ops.errors import TransportError
-from dflash_ops.files import sync_folder
+from dflash_ops.deploy.listing import Listing, RemoteCheckpoint, RemoteFile
+from dflash_ops.deploy.pieces import Item, Source, fetch, sha256_of
+from dflash_ops.errors import ExitCode, OpsError, TransportError
+from dflash_ops.files import sync_folder, write_bytes
 from dflash_ops.transport import Conversation
 
+INCOMING = ".incoming"
 CHECKPOINTS = "checkpoints"
-CONTRACT_FILES = ("metrics.ndjson", "result.json")
+GROWTH_BYTES = 8 << 20
+"""A log is appended to in blocks of this size, each verified."""
 
 
 @dataclass(frozen=True)
+class Choice:
+    """What of the checkpoints is wanted."""
+
+    optimizer: bool = False
+    """Also what only a resumed run needs: several times the size of the weights."""
+    last: bool = False
+    """Only the newest checkpoint."""
+
+
+@dataclass
 class Collected:
-    files: int
-    """How many were brought now; those already here and equal are not counted."""
-    bytes: int
-    checkpoints: tuple[str, ...]
+    """How much was brought by this command; what was here already and equal is not counted."""
+
+    files: int = 0
+    bytes: int = 0
+    checkpoints: tuple[str, ...] = ()
+    """All that are here now and were wanted, by step."""
 
 
-@dataclass(frozen=True)
-class RemoteFile:
-    path: PurePosixPath
-    size: int
-    sha256: str
-    fixed: bool
-    """False for what still grows (log, metrics): then the digest told with the bytes counts."""
+class Collector:
+    """One run on its way home. `bring` may be called as often as one likes, also while the run goes on."""
 
-    @property
-    def checkpoint(self) -> str | None:
-        """`step-000080` for a file of a checkpoint."""
-        parts = self.path.parts
-        return parts[parts.index(CHECKPOINTS) + 1] if CHECKPOINTS in parts[:-2] else None
+    def __init__(self, source: Source, run: str, folder: Path, events: Events, choice: Choice) -> None:
+        self._source = source
+        self._run = run
+        self._folder = folder
+        self._incoming = folder / INCOMING
+        self._events = events
+        self._choice = choice
+        self._whole: set[str] = set()
+        self.collected = Collected()
 
-    @property
-    def home(self) -> PurePosixPath:
-        """Where it lies in `runs/<run>/`: the contract's files at the top, anything else of the trainer's in `out/`.
+    def bring(self, conversation: Conversation) -> Listing:
+        """Everything that is complete on the host now and is not here. Newest checkpoint first: it is worth most."""
+        listing = Listing.of(conversation.request("files", {"run": self._run}))
+        for file in listing.files:
+            self._bring_file(conversation, file)
+        wanted = listing.checkpoints[-1:] if self._choice.last else listing.checkpoints
+        for checkpoint in reversed(wanted):
+            if checkpoint.name not in self._whole and self._bring_checkpoint(conversation, checkpoint):
+                self._whole.add(checkpoint.name)
+        self.collected.checkpoints = tuple(sorted(self._whole))
+        shutil.rmtree(self._incoming, ignore_errors=True)
+        return listing
 
-        So that nothing which a trainer writes can take the place of a record.
-        """
-        parts = self.path.parts
-        return PurePosixPath(*parts[1:]) if parts[0] == "out" and parts[1] in CONTRACT_FILES else self.path
+    # ---- records, log, metrics
+
+    def _bring_file(self, conversation: Conversation, file: RemoteFile) -> None:
+        target = _inside(self._folder, file.home)
+        here = target.stat().st_size if target.is_file() else None
+        if here == file.size and (file.sha256 is None or sha256_of(target) == file.sha256):
+            return
+        grows = file.role == "growing" and here is not None and here < file.size
+        try:
+            if grows:
+                moved = self._append(conversation, file, target)
+                grows = file.sha256 is None or sha256_of(target) == file.sha256
+            else:
+                moved = 0
+            if not grows:
+                moved += self._replace(conversation, file, target)
+        except OpsError as error:
+            if error.kind != "file":
+                raise
+            # the host keeps the newest part of a long log only
+            return
+        self.collected.files += 1
+        self.collected.bytes += moved
+
+    def _replace(self, conversation: Conversation, file: RemoteFile, target: Path) -> int:
+        part = _inside(self._incoming, file.path)
+        part.unlink(missing_ok=True)
+        part.touch(mode=0o600)
+        size = self._append(conversation, file, part)
+        part.replace(target)
+        sync_folder(target.parent)
+        return size
+
+    def _append(self, conversation: Conversation, file: RemoteFile, target: Path) -> int:
+        """Goes on from the end of `target`: any beginning of a log is a whole one, so it grows in place."""
+        moved = 0
+        with target.open("ab") as handle:
+            while (at := handle.tell()) < file.size:
+                block = self._read(conversation, file, at, min(GROWTH_BYTES, file.size - at))
+                _write_all(handle, block)
+                moved += len(block)
+        return moved
+
+    def _read(self, conversation: Conversation, file: RemoteFile, offset: int, length: int) -> bytes:
+        blocks: list[bytes] = []
+        result = conversation.request(
+            "read",
+            {"run": self._run, "path": str(file.path), "offset": offset, "length": length, "digest": True},
+            on_data=lambda stream, data: blocks.append(data),
+        )
+        block = b"".join(blocks)
+        if not block or len(block) > length or hashlib.sha256(block).hexdigest() != result["sha256"]:
+            raise TransportError(
+                f"{file.path} arrived damaged and was thrown away", kind="verify", fix="run the same command again"
+            )
+        return block
+
+    # ---- checkpoints
+
+    def _bring_checkpoint(self, conversation: Conversation, checkpoint: RemoteCheckpoint) -> bool:
+        """False when the host has it no more."""
+        final, stage = self._folder / CHECKPOINTS / checkpoint.name, self._incoming / CHECKPOINTS / checkpoint.name
+        wanted = checkpoint.wanted(optimizer=self._choice.optimizer)
+        here = {path for path, file in checkpoint.files.items() if _size(final / path) == file.size}
+        damaged = final.exists() and any(
+            not _same(final / path, file) for path, file in wanted.items() if (final / path).exists()
+        )
+        missing = {path: file for path, file in wanted.items() if damaged or path not in here}
+        try:
+            original = self._read(conversation, checkpoint.manifest, 0, checkpoint.manifest.size)
+            moved = self._fetch(conversation, missing, stage)
+        except OpsError as error:
+            if error.kind != "file":
+                raise
+            self._events.emit("notice", text=f"{checkpoint.name} is not kept on the host any more")
+            return False
+        manifest = local_manifest(original, set(wanted) if damaged else here | set(wanted))
+        if not missing and _read_bytes(final / "manifest.json") == manifest:
+            return True
+        if damaged:
+            _set_aside(final)
+        _publish(stage, final, missing, manifest)
+        self.collected.files += len(missing) + 1
+        self.collected.bytes += moved
+        self._events.emit("checkpoint", run=self._run, path=str(final), bytes=moved)
+        return True
+
+    def _fetch(self, conversation: Conversation, missing: dict[str, RemoteFile], stage: Path) -> int:
+        items = [
+            Item(str(file.path), file.size, file.sha256 or "", _inside(stage, PurePosixPath(path)))
+            for path, file in missing.items()
+        ]
+        items = [item for item in items if not (_size(item.target) == item.size and _is_hashed(item))]
+        self._refuse_full_disk(sum(item.size for item in items))
+        try:
+            return fetch(conversation, self._source, self._run, items)
+        except TransportError as error:
+            if error.kind != "verify":
+                raise
+            # a part that an earlier command left may be damaged: once more, from nothing
+            return fetch(conversation, self._source, self._run, [item for item in items if not item.target.exists()])
+
+    def _refuse_full_disk(self, needed: int) -> None:
+        """Before a byte of it is brought: what half fits helps nobody."""
+        free = shutil.disk_usage(self._folder).free + _used(self._incoming)
+        if needed > free:
+            raise OpsError(
+                f"no space for the next checkpoint: {free} bytes free, {needed} needed",
+                exit_code=ExitCode.BLOCKED,
+                kind="workstation",
+                where=f"this workstation, {self._folder}",
+                fix="make room, or bring only the newest one: `dflash-ops collect --last`",
+            )
 
 
-def collect(conversation: Conversation, run: str, folder: Path, events: Events) -> Collected:
-    """Everything of `run` that is complete on the host. Safe to call again, while the run goes on as well."""
-    listing = [_remote(entry) for entry in conversation.request("files", {"run": run})["files"]]
-    brought = size = 0
-    for one in (file for file in listing if file.checkpoint is None):
-        target = _inside(folder, one.home)
-        if not _same(target, one):
-            size += _bring(conversation, run, one, target)
-            brought += 1
-    names = sorted({file.checkpoint for file in listing if file.checkpoint is not None})
-    for name in names:
-        files = [file for file in listing if file.checkpoint == name]
-        count, bytes_ = _bring_checkpoint(conversation, run, name, files, folder)
-        brought, size = brought + count, size + bytes_
-        if count:
-            events.emit("checkpoint", run=run, path=str(folder / CHECKPOINTS / name), bytes=bytes_)
-    return Collected(brought, size, tuple(names))
+def local_manifest(original: bytes, here: set[str]) -> bytes:
+    """The host's manifest, of the files that are here: it never claims one that is not.
+
+    Byte for byte the host's where all are here; otherwise `left_out` names the others.
+    """
+    value = json.loads(original)
+    left_out = sorted(str(entry["path"]) for entry in value["files"] if entry["path"] not in here)
+    if not left_out:
+        return original
+    value["files"] = [entry for entry in value["files"] if entry["path"] in here]
+    return (json.dumps({**value, "left_out": left_out}, indent=1) + "\n").encode()
 
 
-def _remote(entry: dict[str, Any]) -> RemoteFile:
-    path = PurePosixPath(entry["path"])
-    if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise TransportError(f"the host names a file outside the run: {entry['path']!r}", kind="protocol")
-    grows = path.parts[0] == "log" or path.name == "metrics.ndjson"
-    return RemoteFile(path, int(entry["size"]), str(entry["sha256"]), fixed=not grows)
-
-
-def _inside(folder: Path, path: PurePosixPath) -> Path:
-    target = folder.joinpath(*path.parts)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return target
-
-
-def _same(target: Path, file: RemoteFile) -> bool:
-    return target.is_file() and target.stat().st_size == file.size and sha256_of(target) == file.sha256
-
-
-def _bring_checkpoint(
-    conversation: Conversation, run: str, name: str, files: Iterable[RemoteFile], folder: Path
-) -> tuple[int, int]:
-    final = folder / CHECKPOINTS / name
-    files = list(files)
-    relative = {file: PurePosixPath(*file.path.parts[file.path.parts.index(name) + 1 :]) for file in files}
-    if final.is_dir() and all(_same(final.joinpath(*relative[file].parts), file) for file in files):
-        return 0, 0
-    part = final.with_name(f"{name}.part")
-    size = 0
-    for file in files:
-        target = _inside(part, relative[file])
-        if not _same(target, file):
-            size += _bring(conversation, run, file, target)
-    sync_folder(part)
-    if final.exists():
-        # it was damaged here: what came just now is verified, so it takes the place
-        _set_aside(final)
-    part.rename(final)
-    sync_folder(final.parent)
-    return len(files), size
+def _publish(stage: Path, final: Path, brought: dict[str, RemoteFile], manifest: bytes) -> None:
+    """One rename where there is none yet; otherwise the new files, and then the manifest that claims them."""
+    stage.mkdir(parents=True, exist_ok=True)
+    for left in [path for path in stage.rglob("*") if path.is_file()]:
+        if str(left.relative_to(stage)) not in brought:
+            # left by an earlier command that wanted more, or was killed
+            left.unlink()
+    if not final.exists():
+        write_bytes(stage / "manifest.json", manifest)
+        for folder in {(stage / path).parent for path in brought}:
+            sync_folder(folder)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        stage.rename(final)
+        sync_folder(final.parent)
+        return
+    for path in brought:
+        target = _inside(final, PurePosixPath(path))
+        (stage / path).replace(target)
+        sync_folder(target.parent)
+    write_bytes(final / "manifest.json", manifest)
 
 
 def _set_aside(folder: Path) -> None:
@@ -117,43 +228,35 @@ def _set_aside(folder: Path) -> None:
     folder.rename(aside)
 
 
-def _bring(conversation: Conversation, run: str, file: RemoteFile, target: Path) -> int:
-    """Returns the bytes that crossed the wire. What was brought before is kept and continued."""
-    part = target.with_name(f"{target.name}.part")
-    start = part.stat().st_size if part.exists() else 0
-    if start > file.size:
-        part.unlink()
-        start = 0
-    with part.open("ab") as handle:
-        result = conversation.request(
-            "read",
-            {"run": run, "path": str(file.path), "offset": start},
-            on_data=lambda stream, data: _write(handle, data),
-        )
-        handle.flush()
-        os.fsync(handle.fileno())
-    expected = file.sha256 if file.fixed else str(result["sha256"])
-    size = part.stat().st_size
-    if sha256_of(part) != expected:
-        part.unlink()
-        raise TransportError(
-            f"{file.path} arrived damaged and was thrown away",
-            kind="verify",
-            lost=True,
-            fix="run the same command again",
-        )
-    part.replace(target)
-    sync_folder(target.parent)
-    return size - start
+def _inside(folder: Path, path: PurePosixPath) -> Path:
+    target = folder.joinpath(*path.parts)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
 
 
-def _write(handle: Any, data: bytes) -> None:
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def _same(path: Path, file: RemoteFile) -> bool:
+    return _size(path) == file.size and sha256_of(path) == file.sha256
+
+
+def _is_hashed(item: Item) -> bool:
+    return sha256_of(item.target) == item.sha256
+
+
+def _read_bytes(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _used(folder: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
+def _write_all(handle: BinaryIO, data: bytes) -> None:
     handle.write(data)
-
-
-def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as handle:
-        while chunk := handle.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    handle.flush()

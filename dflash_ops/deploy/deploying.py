@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,11 +11,10 @@ from typing import Any
 
 from dflash_ops.config import Playbook
 from dflash_ops.deploy.building import built, checked
-from dflash_ops.deploy.collecting import Collected, collect
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.follow import follow
+from dflash_ops.deploy.homecoming import bring_home
 from dflash_ops.deploy.records import LastRun, create_record, new_run_id, remember_last
-from dflash_ops.deploy.report import write_report
 from dflash_ops.deploy.session import Session
 from dflash_ops.deploy.stages import Stages, refuse_verdict
 from dflash_ops.errors import ExitCode, OpsError, TransportError
@@ -68,7 +66,7 @@ def deploy(session: Session, playbook: Playbook, events: Events, choices: Choice
         return
     status = watch(session, run, events)
     outcome.state = status["state"]
-    bring_home(session, run, folder, events, status)
+    bring_home(session, run, folder, events, patient=True)
     refuse_bad_end(status, session.host.name)
 
 
@@ -153,36 +151,6 @@ def _step_event(events: Events) -> Callable[[dict[str, Any]], None]:
         events.emit("progress", **{key: value for key, value in record.items() if key not in ("v", "time")})
 
     return emit
-
-
-def bring_home(session: Session, run: str, folder: Path, events: Events, status: dict[str, Any]) -> Collected:
-    """Collects, writes the report, and says where everything lies."""
-    write_json(folder / "status.json", {key: value for key, value in status.items() if key != "cursors"})
-    with session.conversation() as conversation:
-        brought = collect(conversation, run, folder, events)
-    report = write_report(folder)
-    events.emit(
-        "collected",
-        run=run,
-        folder=str(folder),
-        files=brought.files,
-        bytes=brought.bytes,
-        log=str(folder / "log"),
-        metrics=str(folder / "metrics.ndjson"),
-        checkpoints=[str(folder / "checkpoints" / name) for name in brought.checkpoints],
-        report=str(report),
-        quality=_quality(folder),
-    )
-    return brought
-
-
-def _quality(folder: Path) -> dict[str, Any] | None:
-    try:
-        result = json.loads((folder / "result.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    found = {key: result.get(key) for key in ("before", "after")} if isinstance(result, dict) else {}
-    return found if all(isinstance(value, dict) for value in found.values()) and found else None
 
 
 def refuse_bad_end(status: dict[str, Any], where: str) -> None:

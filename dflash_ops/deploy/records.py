@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from dflash_ops.errors import ExitCode, OpsError
 from dflash_ops.files import write_json
 
 
@@ -36,6 +40,35 @@ def open_record(runs: Path, run: str, facts: Mapping[str, object]) -> Path:
     """The run's folder, made where this workstation has none (a run that was launched elsewhere)."""
     folder = runs / run
     return folder if (folder / "record.json").exists() else create_record(runs, run, facts)
+
+
+@contextmanager
+def bringing_home(folder: Path, *, wait: Callable[[str], None] | None = None) -> Iterator[None]:
+    """One command at a time brings files into a run's folder. The kernel lets go of it when that command is gone.
+
+    Raises OpsError (exit 9) that names the other one; with `wait`, which is told instead, waits for its end.
+    """
+    handle = os.open(folder / ".collecting", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = f"process {os.read(handle, 100).decode(errors='replace') or '?'}"
+            if wait is None:
+                raise OpsError(
+                    f"{other} on this workstation brings this run home already",
+                    exit_code=ExitCode.LOCKED,
+                    kind="collecting",
+                    where=str(folder),
+                    fix="let it go on, or end it and run the same command again: what is here is kept",
+                ) from None
+            wait(f"{other} brings this run home already: waiting for its end")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _pointer(env: Mapping[str, str]) -> Path:

@@ -17,6 +17,8 @@ from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.variables import read_variables
 from dflash_ops.transport import Conversation, transport_for
 
+REMOTE_STREAMS = 4
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -60,6 +62,11 @@ class Session:
         found = read_variables(self.host, os.environ)
         self.events.hide(found.masks)
         return found
+
+    @property
+    def streams(self) -> int:
+        """Conversations that are worth having at once for large files: on one machine a second brings nothing."""
+        return 1 if self.host.transport == "local" else REMOTE_STREAMS
 
     @contextmanager
     def conversation(self) -> Iterator[Conversation]:

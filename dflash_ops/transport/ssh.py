@@ -80,6 +80,7 @@ class SshTransport:
         self._ssh = ssh
         self._announce = announce
         self._connection: Any = None
+        self._connecting = threading.Lock()
 
     @property
     def where(self) -> str:
@@ -89,7 +90,10 @@ class SshTransport:
         import paramiko
 
         try:
-            channel = self._connected().open_session(timeout=STALL_TIMEOUT_S)
+            with self._connecting:
+                # several conversations may begin at once
+                transport = self._connected()
+            channel = transport.open_session(timeout=STALL_TIMEOUT_S)
             channel.settimeout(STALL_TIMEOUT_S)
             channel.exec_command(shlex.join(argv))
         except (paramiko.SSHException, EOFError, OSError) as error:

@@ -40,17 +40,34 @@ def test_everything_of_a_run_is_listed_with_its_hash(agent: Agent, folder: Path)
     for path, item in files.items():
         data = (folder / path).read_bytes()
         assert (item["size"], item["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
-        reply = agent.call("read", run="one", path=path)
+        reply = agent.call("read", run="one", path=path, digest=True)
         assert reply.streams[0] == data
         assert reply.result == {"size": item["size"], "sha256": item["sha256"]}
+    roles = {Path(path).name: item["role"] for path, item in files.items()}
+    assert roles["model.safetensors"] == "weights"
+    assert roles["manifest.json"] == "manifest"
+    assert (roles["000000.log"], roles["metrics.ndjson"], roles["result.json"]) == ("growing", "growing", "record")
 
 
-def test_a_read_continues_from_an_offset(agent: Agent, folder: Path) -> None:
+def test_what_grows_has_no_hash_while_the_run_goes_on(agent: Agent, staged: Packed) -> None:
+    agent.call("launch", run="one", reason="test", **job(staged, forever=True))
+    answer = agent.call("files", run="one").result
+    assert answer["state"] == "RUNNING"
+    assert {item["path"] for item in answer["files"] if item["sha256"] is None} == {"log/000000.log"}
+    agent.call("stop", run="one", grace_s=20)
+    answer = agent.call("files", run="one").result
+    assert answer["state"] == "STOPPED"
+    assert all(item["sha256"] for item in answer["files"])
+
+
+def test_a_read_is_of_a_part(agent: Agent, folder: Path) -> None:
     data = (folder / "log/000000.log").read_bytes()
-    for offset in (5, len(data)):
-        reply = agent.call("read", run="one", path="log/000000.log", offset=offset)
-        assert reply.streams[0] == data[offset:]
-        assert reply.result == {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    for offset, length in ((5, None), (len(data), None), (5, 3), (0, len(data) + 10)):
+        reply = agent.call("read", run="one", path="log/000000.log", offset=offset, length=length, digest=True)
+        wanted = data[offset : None if length is None else offset + length]
+        assert reply.streams[0] == wanted
+        assert reply.result == {"size": len(data), "sha256": hashlib.sha256(wanted).hexdigest()}
+    assert agent.call("read", run="one", path="log/000000.log").result["sha256"] is None
     with pytest.raises(AgentFailed, match="fewer than the offset"):
         agent.call("read", run="one", path="log/000000.log", offset=len(data) + 1)
 

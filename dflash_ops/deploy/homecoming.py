@@ -1,0 +1,79 @@
+"""A run comes home: once, or for as long as it goes on; its report is written from what is here."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from dflash_ops.deploy.collecting import Choice, Collector
+from dflash_ops.deploy.events import Events
+from dflash_ops.deploy.reconnect import reconnecting
+from dflash_ops.deploy.records import bringing_home
+from dflash_ops.deploy.report import write_report
+from dflash_ops.deploy.session import Session
+from dflash_ops.files import write_json
+from dflash_ops.transport import Conversation
+
+LOOK_S = 5.0
+"""Between two looks at a run that goes on."""
+RUNNING = "RUNNING"
+
+
+def bring_home(
+    session: Session,
+    run: str,
+    folder: Path,
+    events: Events,
+    choice: Choice = Choice(),  # noqa: B008 -- frozen
+    *,
+    follow: bool = False,
+    patient: bool = False,
+) -> dict[str, Any]:
+    """Collects, writes the report, says where everything lies, and returns the run's last status.
+
+    With `follow` it goes on until the run has ended; a broken link is met again. `patient`: waits for another command
+    that brings the same run here, instead of refusing (exit 9).
+    """
+
+    def tell(text: str) -> None:
+        events.emit("notice", text=text)
+
+    with bringing_home(folder, wait=tell if patient else None):
+        collector = Collector(session, run, folder, events, choice)
+
+        def bring(conversation: Conversation) -> dict[str, Any]:
+            while True:
+                listing = collector.bring(conversation)
+                status = conversation.request("status", {"run": run})
+                write_json(folder / "status.json", status)
+                if not follow or listing.state != RUNNING:
+                    return status
+                time.sleep(LOOK_S)
+
+        status = reconnecting(session, bring, then="what is here is kept")
+        report = write_report(folder)
+    brought = collector.collected
+    events.emit(
+        "collected",
+        run=run,
+        folder=str(folder),
+        files=brought.files,
+        bytes=brought.bytes,
+        log=str(folder / "log"),
+        metrics=str(folder / "metrics.ndjson"),
+        checkpoints=[str(folder / "checkpoints" / name) for name in brought.checkpoints],
+        report=str(report),
+        quality=_quality(folder),
+    )
+    return status
+
+
+def _quality(folder: Path) -> dict[str, Any] | None:
+    try:
+        result = json.loads((folder / "result.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    found = {key: result.get(key) for key in ("before", "after")} if isinstance(result, dict) else {}
+    return found if all(isinstance(value, dict) for value in found.values()) and found else None

@@ -1,0 +1,60 @@
+"""`dflash-ops collect`: what a person has on their disk, whenever they look and however it was interrupted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+from pathlib import Path
+
+from tests.commands import Desk
+
+
+def whole(folder: Path) -> list[str]:
+    """The checkpoints that are here; each has all that its manifest claims."""
+    for checkpoint in (folder / "checkpoints").iterdir():
+        for entry in json.loads((checkpoint / "manifest.json").read_bytes())["files"]:
+            data = (checkpoint / entry["path"]).read_bytes()
+            assert hashlib.sha256(data).hexdigest() == entry["sha256"], entry
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_follow_brings_each_checkpoint_as_it_appears(desk: Desk) -> None:
+    desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 2000, "checkpoint_every": 4})
+    done = desk.deploy("--detach", playbook="slow")
+    assert done.code == 0, done.out + done.err
+    run = done.result["run"]
+    folder = desk.runs / run
+    with desk.started("collect", "--follow") as process:
+        process.until_event("checkpoint")
+        # another one may not bring the same run
+        refused = desk.run("collect")
+        assert refused.code == 9
+        assert str(process.process.pid) in refused.error["what"]
+        process.kill(signal.SIGINT)
+        process.rest()
+        assert process.code == 130
+    first = whole(folder)
+    assert first
+    with desk.started("collect", "--follow") as process:
+        process.until_event("checkpoint")
+        assert desk.run("stop").code == 0
+        process.rest()
+        assert process.code == 0
+    there = desk.folder / "work/runs" / run
+    assert set(whole(folder)) == {*first, *(path.name for path in (there / "out/checkpoints").iterdir())}
+    assert not (folder / ".incoming").exists()
+    assert (folder / "log/000000.log").read_bytes() == (there / "log/000000.log").read_bytes()
+    assert (folder / "metrics.ndjson").read_bytes() == (there / "out/metrics.ndjson").read_bytes()
+
+
+def test_optimizer_state_comes_on_request(desk: Desk) -> None:
+    done = desk.deploy()
+    assert done.code == 0, done.out + done.err
+    last = desk.runs / done.result["run"] / "checkpoints/step-000012"
+    assert not (last / "resume").exists()
+    assert desk.run("collect", "--last", "--optimizer").code == 0
+    there = desk.folder / "work/runs" / done.result["run"] / "out/checkpoints/step-000012"
+    for path in ("manifest.json", "resume/state.json", "resume/optimizer.safetensors"):
+        assert (last / path).read_bytes() == (there / path).read_bytes()
+    assert not (last.with_name("step-000008") / "resume").exists()
