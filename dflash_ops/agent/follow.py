@@ -32,22 +32,35 @@ class Cursor:
 
 @dataclass
 class Tail:
-    """One stream: `path_of` gives the file of a generation, `moved` is told when the stream goes to another one."""
+    """One stream: `path_of` gives the file of a generation, `following` the generation after it, if there is one.
+
+    `moved` is told when the stream goes to another one, with what was dropped before it could be read, in words.
+    """
 
     path_of: Callable[[int], Path]
     cursor: Cursor = field(default_factory=Cursor)
-    moved: Optional[Callable[[Cursor], None]] = None
+    moved: Optional[Callable[[Cursor, Optional[str]], None]] = None
+    following: Callable[[int], Optional[int]] = lambda _: None
 
     def read(self) -> Iterator[bytes]:
         """Everything from the cursor to the present end; the cursor follows as each block is taken."""
         while True:
             yield from self._rest_of_file()
-            following = self.path_of(self.cursor.generation + 1)
-            if following == self.path_of(self.cursor.generation) or not following.exists():
+            following = self.following(self.cursor.generation)
+            if following is None:
                 return
             # the writer left this file before it made the next one: what it wrote last is read first
             yield from self._rest_of_file()
-            self._move(Cursor(self.cursor.generation + 1, 0))
+            self._move(Cursor(following, 0), self._skipped(following))
+
+    def _skipped(self, following: int) -> Optional[str]:
+        """What a reader at the cursor does not get because it was dropped, in words."""
+        first, offset = self.cursor.generation, self.cursor.offset
+        if self.path_of(first).exists():
+            first, offset = first + 1, 0
+        if first == following:
+            return None
+        return f"the log from byte {offset} of generation {first} up to generation {following} was dropped on the host"
 
     def _rest_of_file(self) -> Iterator[bytes]:
         try:
@@ -57,7 +70,7 @@ class Tail:
         with file:
             if os.fstat(file.fileno()).st_size < self.cursor.offset:
                 # cut off or replaced: what is there now is another file to its reader
-                self._move(Cursor(self.cursor.generation + 1, 0))
+                self._move(Cursor(self.cursor.generation + 1, 0), None)
             file.seek(self.cursor.offset)
             while True:
                 block = file.read(_CHUNK)
@@ -66,28 +79,31 @@ class Tail:
                 self.cursor = Cursor(self.cursor.generation, self.cursor.offset + len(block))
                 yield block
 
-    def _move(self, cursor: Cursor) -> None:
+    def _move(self, cursor: Cursor, skipped: Optional[str]) -> None:
         self.cursor = cursor
         if self.moved is not None:
-            self.moved(cursor)
+            self.moved(cursor, skipped)
 
 
 def op_follow(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     folder = find_run(conversation.work, args.optional_run())
     wait = args.flag("wait")
-    tails = {
-        "log": (LOG_STREAM, folder.log_file),
-        "metrics": (METRICS_STREAM, lambda _: folder.metrics),
-    }
+    log = folder.log
     cursors = Arguments("follow cursors", args.optional_table("cursors"))
-    streams = []
-    for name, (number, path_of) in tails.items():
-        start = Cursor.from_json(Arguments(f"follow cursors.{name}", cursors.optional_table(name)))
 
-        def moved(cursor: Cursor, name: str = name) -> None:
-            conversation.event("generation", stream=name, **asdict(cursor))
+    def start(name: str) -> Cursor:
+        return Cursor.from_json(Arguments(f"follow cursors.{name}", cursors.optional_table(name)))
 
-        streams.append((name, number, Tail(path_of, start, moved)))
+    def teller(name: str) -> "Callable[[Cursor, Optional[str]], None]":
+        def moved(cursor: Cursor, skipped: Optional[str]) -> None:
+            conversation.event("generation", stream=name, **asdict(cursor), skipped=skipped)
+
+        return moved
+
+    streams = (
+        ("log", LOG_STREAM, Tail(log.file, start("log"), teller("log"), log.following)),
+        ("metrics", METRICS_STREAM, Tail(lambda _: folder.metrics, start("metrics"), teller("metrics"))),
+    )
     while True:
         # asked before the files are read: what was written before the end is then read too
         ended = folder.state() is not RunState.RUNNING

@@ -85,7 +85,7 @@ def _begin(work: WorkDir, order: Order, binding: Binding, verdict: Optional[Verd
         raise AgentError(
             "run_exists", f"there is a run {run!r} already", str(work.runs), "choose another name", ExitCode.RUN_FAILED
         ) from None
-    folder.log_file(0).parent.mkdir(mode=0o700)
+    folder.log.path.mkdir(mode=0o700)
     folder.out.mkdir(mode=0o700)
     settings = folder.path / "settings.json"
     write_json(settings, job.contract_settings(work, run))

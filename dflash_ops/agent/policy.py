@@ -10,15 +10,25 @@ from .arguments import Arguments
 
 @dataclass(frozen=True)
 class Policy:
-    """Kept in run.json as `policy`. `grace_s`: seconds between SIGTERM and SIGKILL."""
+    """Kept in run.json as `policy`.
+
+    `grace_s`: seconds between SIGTERM and SIGKILL. `log_rotate_bytes`: at this size a file of the log is followed by
+    the next one. `log_max_bytes`: more than this is never kept of a run's log.
+    """
 
     grace_s: float = 120.0
+    log_rotate_bytes: int = 64 * 1024 * 1024
+    log_max_bytes: int = 4 * 1024 * 1024 * 1024
 
     @classmethod
     def from_arguments(cls, args: Arguments) -> "Policy":
         """From `policy` of a request; AgentError `request` names the key that is wrong."""
         given = Arguments(f"{args.op} policy", args.optional_table("policy"))
-        return cls(grace_s=given.seconds("grace_s", cls.grace_s))
+        return cls(
+            grace_s=given.seconds("grace_s", cls.grace_s),
+            log_rotate_bytes=given.size("log_rotate_bytes", cls.log_rotate_bytes),
+            log_max_bytes=given.size("log_max_bytes", cls.log_max_bytes),
+        )
 
     @classmethod
     def of_record(cls, record: Dict[str, Any]) -> "Policy":

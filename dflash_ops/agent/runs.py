@@ -12,6 +12,7 @@ from .arguments import Arguments
 from .conversation import Conversation
 from .errors import AgentError, ExitCode
 from .files import read_json, tail_lines
+from .logfiles import LogFolder
 from .orphans import running_canaries
 from .processes import Mark, ProcessId, boot_id
 from .workdir import WorkDir
@@ -52,8 +53,9 @@ class RunFolder:
     def metrics(self) -> Path:
         return self.out / "metrics.ndjson"
 
-    def log_file(self, generation: int) -> Path:
-        return self.path / "log" / f"{generation:06d}.log"
+    @property
+    def log(self) -> LogFolder:
+        return LogFolder(self.path / "log")
 
     @property
     def stop_file(self) -> Path:
@@ -119,7 +121,6 @@ class RunFolder:
         record, state = self.record(), self.state()
         ended = self.ended()
         job = (read_json(self.state_file) or {}).get("job") or {}
-        log = sorted((self.path / "log").glob("*.log"))
         return {
             "run": self.run,
             "state": state.value,
@@ -134,7 +135,7 @@ class RunFolder:
             "playbook": record.get("playbook"),
             "skipped_canary": record.get("skipped_canary"),
             "last": self._last_step(),
-            "evidence": tail_lines(log[-1]) if log and state in _EVIDENCE_STATES else None,
+            "evidence": (self.log.tail() or None) if state in _EVIDENCE_STATES else None,
         }
 
     def _last_step(self) -> Optional[Dict[str, Any]]:

@@ -15,9 +15,9 @@ from . import cgroup
 from .accounts import find_account, popen_options
 from .errors import AgentError
 from .files import read_json, write_json
+from .joblog import JobLog
 from .launch import write_exit
 from .masking import Masks
-from .output import JobOutput
 from .policy import Policy
 from .processes import ProcessId, become_subreaper, boot_id, boottime_s, children_of, signal_group
 from .runs import RunFolder, RunState
@@ -25,6 +25,7 @@ from .runs import RunFolder, RunState
 _LOOK_S = 0.2
 _BEAT_S = 2.0
 _CLEAR_TIME_S = 30.0
+_DRAIN_TIME_S = 10.0
 
 
 def end_state(code: Optional[int], number: Optional[int], stop_asked: bool, oom_kills: int) -> RunState:
@@ -46,6 +47,7 @@ class Supervisor:
         self._record = folder.record()
         self._policy = Policy.of_record(self._record)
         self._secrets: Dict[str, str] = {}
+        self._log = JobLog(folder.log, self._policy)
         self._pid = 0
         self._job: Optional[ProcessId] = None
         self._status: Optional[int] = None
@@ -61,8 +63,7 @@ class Supervisor:
         kills_before = cgroup.oom_kills() or 0
         try:
             self._secrets = self._take_secrets()
-            output = JobOutput(self._folder.log_file(0), Masks.of(self._secrets.values()))
-            self._start(output)
+            self._start()
         except (OSError, AgentError, subprocess.SubprocessError) as error:
             write_exit(self._folder, RunState.FAILED, error=str(error))
             return
@@ -70,12 +71,16 @@ class Supervisor:
             self._beat()
             self._look_for_stop()
             self._keep_deadline()
-            if select.select([wake], [], [], _LOOK_S)[0]:
-                os.read(wake, 512)
-            self._reap()
+            self._sleep(wake)
         self._clear()
-        output.finish()
+        self._drain(wake)
         self._finish(self._status, (cgroup.oom_kills() or 0) - kills_before)
+
+    def _sleep(self, wake: int) -> None:
+        """A moment, or less if a child ends or a signal comes."""
+        if select.select([wake], [], [], _LOOK_S)[0]:
+            os.read(wake, 512)
+        self._reap()
 
     def _listen(self) -> int:
         """A file descriptor that becomes readable on SIGCHLD and SIGTERM.
@@ -102,19 +107,23 @@ class Supervisor:
             raise OSError(f"the secrets {', '.join(names)} are not there any more")
         return {name: str(value) for name, value in found.items()}
 
-    def _start(self, output: JobOutput) -> None:
+    def _start(self) -> None:
         record = self._record
-        with output.writer() as log:
+        self._folder.log.begin()
+        self._log.start(Masks.of(self._secrets.values()))
+        try:
             process = subprocess.Popen(
                 record["command"],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=self._log.sink,
+                stderr=self._log.sink,
                 cwd=record["cwd"],
                 env={**record["environment"], **self._secrets},
                 start_new_session=True,
                 **popen_options(find_account(record["user"])),
             )
+        finally:
+            self._log.job_started()
         # reaped here with everything else, so subprocess must not wait for it
         self._pid, process.returncode = process.pid, 0
         self._job = ProcessId.of(self._pid) or ProcessId(self._pid, -1)
@@ -129,6 +138,7 @@ class Supervisor:
             "boot_id": boot_id(),
             "supervisor": me.to_json() if me else None,
             "job": self._job.to_json() if self._job else None,
+            "pump": self._log.pump,
             "beat": boottime_s(),
         }
         # a full disk must not end a run: the next beat may find room
@@ -166,13 +176,14 @@ class Supervisor:
                 return
             if pid == self._pid:
                 self._status = status
+            self._log.reaped(pid, status)
 
     def _clear(self) -> None:
-        """Kills what the job left behind, so that the devices are free and the log is complete."""
+        """Kills what the job left behind, so that the devices are free and the log comes to its end."""
         until = time.monotonic() + _CLEAR_TIME_S
         while time.monotonic() < until:
             # children first, before and after: an orphan comes to us when its parent dies
-            left = set(children_of(os.getpid())) | (set(self._folder.mark.pids()) - {os.getpid()})
+            left = (set(children_of(os.getpid())) | set(self._folder.mark.pids())) - {os.getpid(), self._log.pump}
             if not left:
                 return
             for pid in left:
@@ -182,6 +193,17 @@ class Supervisor:
                     continue
             time.sleep(0.02)
             self._reap()
+
+    def _drain(self, wake: int) -> None:
+        """All that was written is in the log before the run counts as ended; what cannot be killed may not hold it."""
+        for patience_s, hurry in ((_DRAIN_TIME_S, self._log.finish), (_DRAIN_TIME_S, self._log.give_up)):
+            until = time.monotonic() + patience_s
+            while self._log.pump is not None and time.monotonic() < until:
+                self._beat()
+                self._sleep(wake)
+            if self._log.pump is not None:
+                _say(f"the log was not at its end after {patience_s:g} s")
+                hurry()
 
     def _finish(self, status: int, oom_kills: int) -> None:
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None

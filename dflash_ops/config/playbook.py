@@ -14,6 +14,7 @@ from dflash_ops.config.workload import Workload
 
 CONTRACT = 1
 BUNDLED = "bundled"
+KIB, MIB = 1024, 1024 * 1024
 
 Texts = Annotated[tuple[Annotated[str, TEXT], ...], Field(strict=False)]
 Seconds = Annotated[int, Field(ge=1)]
@@ -48,6 +49,10 @@ class Run(Model):
     """Hours that a passing verdict holds (on the host's boot-time clock)."""
     grace_s: Annotated[int, Field(ge=0)] = 120
     """Seconds between SIGTERM and SIGKILL when a run is stopped: enough for a checkpoint."""
+    log_rotate_bytes: Annotated[int, Field(ge=64 * KIB)] = 64 * MIB
+    """Size at which a file of the run's log is followed by the next one."""
+    log_max_bytes: Annotated[int, Field(ge=MIB)] = 4096 * MIB
+    """Most that is kept of a run's log on the host: then its oldest files go, never the first."""
     prepare_timeout_s: Seconds = 3600
     """Seconds for the trainer's `prepare`."""
     check_timeout_s: Seconds = 300
@@ -55,7 +60,7 @@ class Run(Model):
 
     def policy(self) -> dict[str, Any]:
         """What the host must know to look after the run (docs/agent-protocol.md, `launch`)."""
-        return {"grace_s": self.grace_s}
+        return self.model_dump(include={"grace_s", "log_rotate_bytes", "log_max_bytes"})
 
 
 class Playbook(Model):

@@ -55,6 +55,10 @@ def follow(
     def on_event(event: dict[str, Any]) -> None:
         if event["event"] == "generation":
             cursors.named(event["stream"]).update(generation=event["generation"], offset=event["offset"])
+            if event.get("skipped"):
+                # in its place in the log, as the host's own files say it
+                lines.close()
+                on_line(f"dflash-ops: {event['skipped']}")
 
     def read_on(conversation: Conversation) -> dict[str, Any]:
         return conversation.request(
