@@ -11,8 +11,9 @@ from .conversation import Conversation
 from .errors import AgentError
 from .files import read_json, remove_tree, tail_lines, write_json
 from .jobs import Ending, Job, new_id, run_verb
-from .orphans import MARKER, clear_orphans
-from .runs import refuse_if_busy
+from .leases import leased, refuse_if_busy
+from .occupied import refuse_if_occupied
+from .orphans import clear_orphans
 from .verdicts import Binding, Outcome, Verdict, VerdictStore, stamp
 from .workdir import WorkDir
 
@@ -28,18 +29,22 @@ def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     conversation.lock.refuse_if_taken()
     job = Job.from_arguments(work, args)
     timeout_s, max_age_s = args.seconds("timeout_s", 900), args.seconds("max_age_s", _DAY_S)
+    shared = args.optional_text("shared_gpus")
     refuse_if_busy(work, job.devices.names)
     clear_orphans(work)
+    refuse_if_occupied(work, job.devices.names, shared)
 
     binding, store = stamp(job), VerdictStore.of(work)
-    # from here until the canary has decided there is no verdict: not after a kill, nor after a reboot
-    store.withdraw(binding)
     name = new_id()
     folder = work.canaries / name
     out = folder / "out"
-    out.mkdir(mode=0o700, parents=True)
-    work.record("canary_start", canary=name, release=job.digest, binding=binding.digest)
-    ending = run_verb(conversation, job, "canary", name=name, folder=folder, out=out, timeout_s=timeout_s)
+    about = {"canary": name, "release": job.digest, "binding": binding.digest, "devices": binding.devices}
+    with leased(work, folder, "canary", job.devices.names, job.playbook):
+        # from here until the canary has decided there is no verdict: not after a kill, nor after a reboot
+        store.withdraw(binding)
+        out.mkdir(mode=0o700)
+        work.record("canary_start", **about, playbook=job.playbook, shared_gpus=shared)
+        ending = run_verb(conversation, job, "canary", name=name, folder=folder, out=out, timeout_s=timeout_s)
 
     outcome, evidence = decide(ending, read_json(out / "evidence.json"), folder / "log")
     changed = _changed(args, work, binding)
@@ -50,8 +55,7 @@ def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     verdict = Verdict.make(outcome, binding, max_age_s, evidence, f"canary/{name}/log")
     write_json(folder / "evidence.json", evidence)
     store.put(verdict)
-    (folder / MARKER).unlink()
-    work.record("canary_end", canary=name, release=job.digest, outcome=outcome.value, binding=binding.digest)
+    work.record("canary_end", **about, outcome=outcome.value)
     if outcome is Outcome.PASS:
         # the rehearsal's checkpoints are as large as a run's
         remove_tree(out)

@@ -11,6 +11,8 @@ from .conversation import Conversation
 from .errors import AgentError, ExitCode
 from .files import digest_of, read_json, remove_tree, tail_lines
 from .jobs import Ending, Job, new_id, run_verb
+from .leases import leased
+from .orphans import mark_running
 
 _REFUSED = 2
 _KEY = re.compile(r"[0-9A-Za-z]{8,128}")
@@ -23,6 +25,8 @@ def op_check(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     folder = conversation.work.scratch / name
     try:
         out = _new_folder(folder / "out")
+        # the contract: no GPU work
+        mark_running(folder, "check", [], job.playbook)
         ending = run_verb(conversation, job, "check", name=name, folder=folder, out=out, timeout_s=timeout_s)
         found = read_json(out / "check.json")
         if found is None or ending.deadline or ending.signal is not None:
@@ -53,9 +57,9 @@ def op_prepare(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     name = new_id()
     folder = work.scratch / name
     try:
-        folder.mkdir(mode=0o700, parents=True)
-        out = _new_folder(path)
-        ending = run_verb(conversation, job, "prepare", name=name, folder=folder, out=out, timeout_s=timeout_s)
+        with leased(work, folder, "prepare", job.devices.names, job.playbook):
+            out = _new_folder(path)
+            ending = run_verb(conversation, job, "prepare", name=name, folder=folder, out=out, timeout_s=timeout_s)
         if ending.code != 0 or ending.deadline or read_json(path / "prepare.json") is None:
             raise _failed("prepare", ending, folder / "log")
     finally:

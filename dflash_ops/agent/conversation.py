@@ -24,13 +24,15 @@ from .frames import (
     encode_data,
     encode_frame,
 )
-from .lock import Lock
+from .lock import Lock, Owner
 from .masking import Masks
 from .orphans import clear_orphans
 from .workdir import WorkDir
 
 _READ_SIZE = 256 * 1024
 _FRAMES_WAITING = 32
+# for a client that does not read
+_LAST_WORDS_S = 2.0
 
 
 class Conversation:
@@ -168,11 +170,33 @@ class Conversation:
         with self._guard:
             self._undo.pop(number, None)
 
-    def take_lock(self, owner: str, command: str) -> None:
+    def take_lock(self, owner: str, command: str, *, take_from: Optional[str] = None) -> Optional[Owner]:
+        """Returns whose it was before: see Lock.acquire."""
         with self.starting() as register:
-            self.lock.acquire(owner, command, self.close)
+            before = self.lock.acquire(owner, command, self._lock_lost, take_from=take_from)
             register(self.lock.release)
-        clear_orphans(self.work)
+        if take_from is None:
+            clear_orphans(self.work)
+        return before
+
+    def _lock_lost(self, why: str) -> None:
+        """Tells the client, if it listens, and ends what was done under the lock."""
+        self._note("lock_lost", why)
+        error = AgentError(
+            "lock_lost",
+            f"this command lost the lock of the host: {why}",
+            "lock of the host",
+            "what it had started there is ended; runs go on: dflash-ops status",
+            ExitCode.LOCKED,
+        )
+        telling = threading.Thread(target=self._refuse_quietly, args=(error,), daemon=True)
+        telling.start()
+        telling.join(_LAST_WORDS_S)
+        self.close(why)
+
+    def _refuse_quietly(self, error: AgentError) -> None:
+        with contextlib.suppress(ClientGone):
+            self.refuse(error)
 
     def close(self, reason: str, code: int = 0) -> None:
         """Undoes what the conversation started and ends the process; only the first caller gets to do it."""

@@ -18,7 +18,6 @@ from .conversation import Conversation
 from .devices import Devices, inventory, resolve
 from .files import write_json
 from .follow import POLL_S, Tail
-from .orphans import mark_running
 from .output import JobOutput
 from .processes import Mark, signal_group
 from .pythons import base_environment, find_python
@@ -133,12 +132,11 @@ def run_verb(
 ) -> Ending:
     """Runs `verb` to its end or to the deadline, its output in `folder`/log and on stream 0.
 
-    It lives in its own session and is killed, with all that it started, when the client is gone. The output goes to
-    the file first: a slow client never holds the job up.
+    The caller has marked `folder` as running. The job lives in its own session and is killed, with all that it started,
+    when the client is gone. The output goes to the file first: a slow client never holds the job up.
     """
     work = conversation.work
     mark = Mark.of_job(work.root, name)
-    mark_running(folder, job.devices.names)
     settings = folder / "settings.json"
     write_json(settings, job.contract_settings(work, None))
     job.open_to_account(work, folder, settings, out)

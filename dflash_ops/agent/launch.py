@@ -18,9 +18,11 @@ from .facts import can_start_units
 from .files import exclusive, read_json, tail_lines, write_json
 from .gate import NO_LIMIT, allow_launch
 from .jobs import Job
+from .leases import refuse_if_busy
+from .occupied import refuse_if_occupied
 from .policy import Policy
 from .processes import Mark, ProcessId, boot_id
-from .runs import RunFolder, RunState, refuse_if_busy
+from .runs import RunFolder, RunState
 from .verdicts import Binding, Verdict
 from .workdir import WorkDir
 
@@ -29,9 +31,10 @@ _STOP_SLACK_S = 60
 
 
 def op_free(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
-    """Whether a launch would find its devices free; AgentError `busy` names the run that has one."""
+    """Whether a launch would find its devices free; AgentError `busy` names who has one."""
     devices = Job.from_arguments(conversation.work, args).devices.names
     refuse_if_busy(conversation.work, devices)
+    refuse_if_occupied(conversation.work, devices, args.optional_text("shared_gpus"))
     return {"devices": devices}
 
 
@@ -66,11 +69,13 @@ def launch(work: WorkDir, order: Order, agent_file: str) -> RunFolder:
     """
     devices = order.job.devices.names
     refuse_if_busy(work, devices)
+    refuse_if_occupied(work, devices, order.policy.shared_gpus)
     binding, verdict = allow_launch(work, order.job, order.max_age_s, order.reason)
     with exclusive(work.guard):
         refuse_if_busy(work, devices)
         folder = _begin(work, order, binding, verdict)
-    work.record("launch", run=order.run, release=order.job.digest, devices=devices, skipped_canary=order.reason)
+    about = {"run": order.run, "release": order.job.digest, "devices": devices, "playbook": order.job.playbook}
+    work.record("launch", **about, skipped_canary=order.reason, shared_gpus=order.policy.shared_gpus)
     _start_supervisor(work, folder, order.policy, agent_file)
     return folder
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
+import os
 import secrets
 import shutil
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional
 
 from .errors import AgentError, ExitCode
 from .files import atomic_write, exclusive, read_json
 from .frames import MISSED_BEATS
-from .processes import boot_id, boottime_s
+from .processes import ProcessId, boot_id, boottime_s
 from .workdir import WorkDir
 
 # a command that has just ended may not have let go yet
@@ -24,7 +26,10 @@ _PATIENCE_S = 2.0
 
 @dataclass(frozen=True)
 class Owner:
-    """`since` is Unix time, `beat` and `beat_s` seconds of CLOCK_BOOTTIME; `token` tells two owners apart."""
+    """`since` is Unix time, `beat` and `beat_s` seconds of CLOCK_BOOTTIME; `token` tells two owners apart.
+
+    `agent` is the process that holds it, on this host; None where the record does not say.
+    """
 
     owner: str
     command: str
@@ -33,6 +38,7 @@ class Owner:
     beat: float
     beat_s: float
     token: str
+    agent: Optional[ProcessId]
 
     @classmethod
     def from_json(cls, value: Dict[str, Any]) -> "Owner":
@@ -44,13 +50,46 @@ class Owner:
             float(value.get("beat", 0)),
             float(value.get("beat_s", 5)),
             str(value.get("token", "")),
+            ProcessId.from_json(value.get("agent")),
         )
+
+    def to_json(self) -> Dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def agent_lives(self) -> Optional[bool]:
+        """None where nobody can say."""
+        if self.boot_id != boot_id():
+            return False
+        return None if self.agent is None else self.agent.alive
+
+    @property
+    def unheard_s(self) -> float:
+        """Seconds since its last beat."""
+        return boottime_s() - self.beat
 
     @property
     def stale(self) -> bool:
-        """Another boot, or over 3 beats old; a beat from the future is of another boot in disguise."""
-        age = boottime_s() - self.beat
-        return self.boot_id != boot_id() or not -1 <= age <= MISSED_BEATS * self.beat_s
+        """Its agent is gone, or over 3 beats silent; a beat from the future is of another boot in disguise."""
+        return self.agent_lives is False or not -1 <= self.unheard_s <= MISSED_BEATS * self.beat_s
+
+    def refuse_if_alive(self) -> None:
+        """AgentError `locked` unless its agent is known to be gone, or nobody can say and it is stale."""
+        if self.agent_lives or (self.agent_lives is None and not self.stale):
+            raise _locked(self)
+
+    def describe(self) -> Dict[str, Any]:
+        """For people: who, what, since when, when last heard of (seconds), whether its agent lives."""
+        return {
+            "owner": self.owner,
+            "command": self.command,
+            "since": self.since,
+            "unheard_s": round(self.unheard_s, 1) if self.boot_id == boot_id() else None,
+            "agent": None if self.agent is None else self.agent.pid,
+            "agent_lives": self.agent_lives,
+            "stale": self.stale,
+            "token": self.token,
+        }
 
 
 def _read(folder: Path) -> Optional[Owner]:
@@ -62,15 +101,20 @@ def _read(folder: Path) -> Optional[Owner]:
         return None
 
 
+def holder(work: WorkDir) -> Optional[Owner]:
+    """Who has the lock of this host, a stale one too."""
+    return _read(work.lock)
+
+
 def _locked(owner: Owner) -> AgentError:
     since = datetime.datetime.fromtimestamp(owner.since, datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     return AgentError(
         "locked",
         f"{owner.owner} holds this host with `{owner.command}` since {since}",
         "lock of the host",
-        "wait until it ends; a lock whose client is gone frees itself after 3 missed heartbeats",
+        "wait until it ends (a lock whose client is gone frees itself), or see what it does: dflash-ops unlock",
         ExitCode.LOCKED,
-        asdict(owner),
+        owner.describe(),
     )
 
 
@@ -84,14 +128,20 @@ class Lock:
         self._released = threading.Event()
         self._held = False
 
-    def acquire(self, owner: str, command: str, lost: Callable[[str], None]) -> None:
-        """Takes the lock and keeps it alive in a thread; `lost` is called if another took it over meanwhile."""
+    def acquire(
+        self, owner: str, command: str, lost: Callable[[str], None], *, take_from: Optional[str] = None
+    ) -> Optional[Owner]:
+        """Takes the lock and keeps it alive in a thread; `lost` is called if another took it over meanwhile.
+
+        Returns whose it was before. A living owner gives way only where `take_from` is its token.
+        """
         until = time.monotonic() + _PATIENCE_S
+        me = ProcessId.of(os.getpid())
         while True:
             with exclusive(self._work.guard):
                 present = _read(self._work.lock)
-                if present is None or present.stale or present.token == self._token:
-                    mine = Owner(owner, command, time.time(), boot_id(), boottime_s(), self._beat_s, self._token)
+                if present is None or present.stale or present.token in (self._token, take_from):
+                    mine = Owner(owner, command, time.time(), boot_id(), boottime_s(), self._beat_s, self._token, me)
                     shutil.rmtree(self._work.lock, ignore_errors=True)
                     self._work.lock.mkdir(mode=0o700)
                     self._write(mine)
@@ -101,6 +151,12 @@ class Lock:
             time.sleep(0.1)
         self._held = True
         threading.Thread(target=self._keep, args=(mine, lost), daemon=True, name="lock").start()
+        former = None if present is None or present.token == self._token else present
+        self._note("lock", owner=owner, command=command, taken_from=None if former is None else former.owner)
+        return former
+
+    def is_mine(self, owner: Owner) -> bool:
+        return owner.token == self._token
 
     def refuse_if_taken(self) -> None:
         """AgentError `locked` while another conversation holds the lock."""
@@ -116,10 +172,16 @@ class Lock:
             present = _read(self._work.lock)
             if present is not None and present.token == self._token:
                 shutil.rmtree(self._work.lock)
+                self._note("unlock", owner=present.owner, command=present.command)
         self._held = False
 
+    def _note(self, event: str, **fields: Any) -> None:
+        # a full disk must not keep the lock held
+        with contextlib.suppress(OSError):
+            self._work.record(event, **fields)
+
     def _write(self, owner: Owner) -> None:
-        atomic_write(self._work.lock / "owner.json", json.dumps(asdict(owner)).encode(), durable=False)
+        atomic_write(self._work.lock / "owner.json", json.dumps(owner.to_json()).encode(), durable=False)
 
     def _keep(self, mine: Owner, lost: Callable[[str], None]) -> None:
         while not self._released.wait(self._beat_s):
@@ -130,11 +192,16 @@ class Lock:
                 if present is None or present.token != self._token:
                     break
                 try:
-                    self._write(Owner(**{**asdict(mine), "beat": boottime_s()}))
+                    self._write(replace(mine, beat=boottime_s()))
                 except OSError:
                     # a full disk: the next beat may find room; once stale, others may take the lock, so we stop
                     if present.stale:
                         break
         else:
             return
-        lost("another deploy took the lock over while this agent did not run")
+        if present is None:
+            lost("the lock was removed by hand")
+        elif present.token == self._token:
+            lost("the disk is full, so that the lock could not be kept alive")
+        else:
+            lost(f"{present.owner} took the lock over with `{present.command}`")

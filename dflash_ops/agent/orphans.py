@@ -1,10 +1,12 @@
-"""Jobs whose agent was killed: found by the marker that each job's folder holds, ended, and cleared away."""
+"""Jobs of conversations (check, prepare, canary): which live, and what is left of those whose agent was killed."""
 
 from __future__ import annotations
 
 import os
+import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List
+from typing import List, Optional
 
 from .files import read_json, remove_tree, write_json
 from .processes import Mark, ProcessId, boot_id
@@ -13,22 +15,54 @@ from .workdir import WorkDir
 MARKER = "running.json"
 
 
-def mark_running(folder: Path, devices: List[str]) -> None:
+@dataclass(frozen=True)
+class RunningJob:
+    """A job as its marker tells it; `since` is Unix time, `devices` is empty where it may use none."""
+
+    folder: Path
+    verb: str
+    devices: List[str]
+    since: Optional[float]
+    agent: ProcessId
+    playbook: Optional[str]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+
+def mark_running(folder: Path, verb: str, devices: List[str], playbook: Optional[str]) -> None:
     """Written before a job starts; taken away when it has been dealt with."""
     agent = ProcessId.of(os.getpid())
-    value = {"boot_id": boot_id(), "devices": devices, "agent": agent.to_json() if agent else None}
+    value = {
+        "boot_id": boot_id(),
+        "verb": verb,
+        "devices": devices,
+        "since": time.time(),
+        "agent": agent.to_json() if agent else None,
+        "playbook": playbook,
+    }
     write_json(folder / MARKER, value)
 
 
-def running_canaries(work: WorkDir) -> Dict[str, List[str]]:
-    """Canaries of other agents that live: name to devices."""
-    found = {}
-    for marker in work.canaries.glob(f"*/{MARKER}"):
-        value = read_json(marker) or {}
-        agent = ProcessId.from_json(value.get("agent"))
-        if agent is not None and agent.pid != os.getpid() and value.get("boot_id") == boot_id() and agent.alive:
-            found[marker.parent.name] = [str(device) for device in value.get("devices", [])]
-    return found
+def _markers(work: WorkDir) -> List[Path]:
+    return [*work.scratch.glob(f"*/{MARKER}"), *work.canaries.glob(f"*/{MARKER}")]
+
+
+def _living(marker: Path) -> Optional[RunningJob]:
+    """The job, if its agent lives in this boot."""
+    value = read_json(marker) or {}
+    agent = ProcessId.from_json(value.get("agent"))
+    if agent is None or value.get("boot_id") != boot_id() or not agent.alive:
+        return None
+    devices = [str(device) for device in value.get("devices", [])]
+    verb, since, playbook = str(value.get("verb", "job")), value.get("since"), value.get("playbook")
+    return RunningJob(marker.parent, verb, devices, since, agent, playbook)
+
+
+def living_jobs(work: WorkDir) -> List[RunningJob]:
+    found = [_living(marker) for marker in _markers(work)]
+    return [job for job in found if job is not None]
 
 
 def clear_orphans(work: WorkDir) -> None:
@@ -36,12 +70,13 @@ def clear_orphans(work: WorkDir) -> None:
 
     To be called by the holder of the lock.
     """
-    for marker in [*work.scratch.glob(f"*/{MARKER}"), *work.canaries.glob(f"*/{MARKER}")]:
-        value, folder = read_json(marker) or {}, marker.parent
-        agent = ProcessId.from_json(value.get("agent"))
-        if value.get("boot_id") == boot_id() and agent is not None and agent.alive:
+    for marker in _markers(work):
+        if _living(marker) is not None:
             continue
+        folder = marker.parent
+        verb = (read_json(marker) or {}).get("verb")
         Mark.of_job(work.root, folder.name).kill()
+        work.record("orphan_cleared", job=folder.name, verb=verb)
         if folder.parent == work.scratch:
             remove_tree(folder)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from .arguments import Arguments
 
@@ -13,12 +13,13 @@ class Policy:
     """Kept in run.json as `policy`.
 
     `grace_s`: seconds between SIGTERM and SIGKILL. `log_rotate_bytes`: at this size a file of the log is followed by
-    the next one. `log_max_bytes`: more than this is never kept of a run's log.
+    the next one. `log_max_bytes`: more than this is never kept of a run's log. `shared_gpus`: why GPUs that others use are no obstacle.
     """
 
     grace_s: float = 120.0
     log_rotate_bytes: int = 64 * 1024 * 1024
     log_max_bytes: int = 4 * 1024 * 1024 * 1024
+    shared_gpus: Optional[str] = None
 
     @classmethod
     def from_arguments(cls, args: Arguments) -> "Policy":
@@ -28,6 +29,7 @@ class Policy:
             grace_s=given.seconds("grace_s", cls.grace_s),
             log_rotate_bytes=given.size("log_rotate_bytes", cls.log_rotate_bytes),
             log_max_bytes=given.size("log_max_bytes", cls.log_max_bytes),
+            shared_gpus=given.optional_text("shared_gpus"),
         )
 
     @classmethod

@@ -72,7 +72,7 @@ class ProcessId:
                 os.kill(self.pid, number)
 
 
-def _pids() -> List[int]:
+def pids() -> List[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
@@ -102,7 +102,7 @@ class Mark:
         """Living processes that were started with this mark; only those that we may look into."""
         wanted = {f"{name}={value}".encode() for name, value in self.environment().items()}
         found = []
-        for pid in _pids():
+        for pid in pids():
             try:
                 environment = Path(f"/proc/{pid}/environ").read_bytes()
             except OSError:
@@ -124,10 +124,26 @@ class Mark:
             time.sleep(0.02)
 
 
+def living_runs(root: Path) -> Dict[str, List[int]]:
+    """Every run of the work directory `root` that has living processes, with their pids: one look at /proc for all."""
+    runs: Dict[str, List[int]] = {}
+    place = f"DFLASH_OPS_WORKDIR={root}".encode()
+    for pid in pids():
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if place in environment and start_time(pid) is not None:
+            for item in environment:
+                if item.startswith(b"DFLASH_OPS_RUN="):
+                    runs.setdefault(item.partition(b"=")[2].decode("utf-8", "replace"), []).append(pid)
+    return runs
+
+
 def children_of(parent: int) -> List[int]:
     """Pids whose parent is `parent`, zombies left out."""
     found = []
-    for pid in _pids():
+    for pid in pids():
         fields = _stat_fields(pid)
         if fields is not None and fields[0] not in _DEAD_STATES and int(fields[1]) == parent:
             found.append(pid)

@@ -1,4 +1,4 @@
-"""Runs as they lie on the disk: what state each is in, and which devices are taken."""
+"""Runs as they lie on the disk, and what state each is in."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import enum
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional
 
 from .arguments import Arguments
 from .conversation import Conversation
 from .errors import AgentError, ExitCode
 from .files import read_json, tail_lines
 from .logfiles import LogFolder
-from .orphans import running_canaries
 from .processes import Mark, ProcessId, boot_id
 from .workdir import WorkDir
 
@@ -175,39 +174,6 @@ def find_run(work: WorkDir, run: Optional[str]) -> RunFolder:
         ExitCode.USAGE,
         names,
     )
-
-
-def refuse_if_busy(work: WorkDir, devices: Sequence[str]) -> None:
-    """AgentError `busy` when a run, also a lost one whose processes live on, uses one of the devices."""
-    for folder in all_runs(work):
-        held = folder.devices()
-        # a run whose record is damaged may use any of them
-        shared = sorted(set(devices) if held is None else set(devices) & set(held))
-        if not shared:
-            continue
-        state = folder.state()
-        left = folder.mark.pids() if state is RunState.LOST else []
-        if state is not RunState.RUNNING and not left:
-            continue
-        how = "is running" if state is RunState.RUNNING else f"has lost its supervisor, but its processes {left} live"
-        raise AgentError(
-            "busy",
-            f"run {folder.run} {how} on {', '.join(shared)}",
-            "devices of the host",
-            f"wait for it, stop it (dflash-ops stop {folder.run}), or choose other GPUs",
-            ExitCode.RUN_FAILED,
-            folder.summary(),
-        )
-
-    for canary, held in running_canaries(work).items():
-        if shared := sorted(set(devices) & set(held)):
-            raise AgentError(
-                "busy",
-                f"canary {canary} is running on {', '.join(shared)}",
-                "devices of the host",
-                "wait until it has decided",
-                ExitCode.RUN_FAILED,
-            )
 
 
 def op_runs(conversation: Conversation, _: Arguments) -> Dict[str, Any]:

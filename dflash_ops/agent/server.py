@@ -20,6 +20,7 @@ from .errors import AgentError, ClientGone, ExitCode
 from .facts import op_facts
 from .follow import op_follow
 from .gate import op_verdict
+from .holders import op_holders, op_unlock
 from .launch import op_free, op_launch
 from .pythons import op_probe, op_syntax
 from .releases import op_activate, op_stage
@@ -41,6 +42,8 @@ OPERATIONS: Dict[str, Operation] = {
     "facts": op_facts,
     "probe": op_probe,
     "lock": op_lock,
+    "unlock": op_unlock,
+    "holders": op_holders,
     "stage": op_stage,
     "syntax": op_syntax,
     "activate": op_activate,

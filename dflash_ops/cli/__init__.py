@@ -20,6 +20,7 @@ COMMANDS = {
     "status": "One run: state, last step, devices.",
     "stop": "Checkpoint and stop a run; show that nothing is left.",
     "collect": "Bring a run's logs, metrics and checkpoints home.",
+    "unlock": "Who holds the host's lock; take it away.",
     "runs": "The runs on a host, newest first.",
 }
 

@@ -18,14 +18,18 @@ from dflash_ops.deploy.events import Events
 def command(
     *, events: Events, result: dict[str, Any], run: str | None, host: str | None, inventory: Path | None
 ) -> None:
-    """One run (default: the latest on the host): state, last step, devices.
+    """One run (default: the latest on the host): state, last step, devices; and who else holds the host.
 
     Example: dflash-ops status
     """
+    from dflash_ops.deploy.holders import status
     from dflash_ops.deploy.session import Session
 
     chosen = chosen_host(events, host, inventory)
-    with Session(chosen, events) as session, session.conversation() as conversation:
-        status = conversation.request("status", {"run": run})
-    events.emit("run", **status)
-    result.update(run=status["run"], state=status["state"])
+    with Session(chosen, events) as session:
+        found = status(session, events, run)
+    if found is None:
+        events.emit("notice", text=f"nothing has run on {chosen.name} yet")
+    else:
+        events.emit("run", **found)
+    result.update(run=found and found["run"], state=found and found["state"])

@@ -90,6 +90,8 @@ class Host(Model):
     """Environment variables of the trainer there; a verdict speaks for these values only."""
     secrets: Annotated[dict[Annotated[str, _VARIABLE], Annotated[str, _SECRET]], _NO_OTHER_KEYS] = Field({})
     """Variables whose values are read here when they are needed (env:VARIABLE or file:PATH), and shown nowhere."""
+    shared_gpus: Annotated[str, TEXT] | None = None
+    """Why its GPUs may be used beside programs that are not ours. Default: a GPU whose memory is in use is refused."""
     ssh: Ssh | None = None
     """For `ssh` and `pct`."""
     pct: Pct | None = None

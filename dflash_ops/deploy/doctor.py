@@ -10,6 +10,7 @@ from typing import Any
 
 from dflash_ops.agent.variables import Variables
 from dflash_ops.config import Host, Playbook
+from dflash_ops.deploy.holder_lines import lease_line, lock_line, occupied_line
 from dflash_ops.errors import ExitCode, OpsError
 
 MIN_FREE_BYTES = 256 << 20
@@ -110,15 +111,17 @@ def examine_packages(environment: Mapping[str, Any], playbook: Playbook) -> list
     ]
 
 
-def examine_runs(runs: list[dict[str, Any]]) -> list[Diagnosis]:
-    """Runs that hold devices now."""
-    return [
-        Diagnosis(
-            Level.WARNING, "host", f"run {run['run']} is running on {', '.join(run['devices'])}", "wait, or stop it"
-        )
-        for run in runs
-        if run["state"] == "RUNNING"
-    ]
+def examine_holders(holders: Mapping[str, Any]) -> list[Diagnosis]:
+    """Who else holds the host's lock and its devices now: the agent's answer to `holders`."""
+    found = []
+    if holders["lock"] is not None:
+        found.append(Diagnosis(Level.WARNING, "host", lock_line(holders["lock"]), "wait, or see: dflash-ops unlock"))
+    for lease in holders["leases"]:
+        fix = f"wait, or stop it: dflash-ops stop {lease['owner']}" if lease["kind"] == "run" else "wait for it"
+        found.append(Diagnosis(Level.WARNING, "host", lease_line(lease), fix))
+    for gpu in holders["occupied"]:
+        found.append(Diagnosis(Level.WARNING, "gpu", occupied_line(gpu), "end it, or say `shared_gpus` for this host"))
+    return found
 
 
 def examine_gpus(facts: Mapping[str, Any], playbook: Playbook) -> list[Diagnosis]:

@@ -12,9 +12,9 @@ from dflash_ops.deploy.doctor import (
     Diagnosis,
     clock,
     examine_gpus,
+    examine_holders,
     examine_host,
     examine_packages,
-    examine_runs,
     examine_trainer,
     examine_variables,
     refuse_blockers,
@@ -141,9 +141,8 @@ class Stages:
 
     def launch(self, run: str, *, reason: str | None) -> dict[str, Any]:
         """Starts the run under its supervisor. The host's gate decides, not this side."""
-        result = self._verb(
-            "launch", run=run, reason=reason, policy=self.playbook.run.policy(), timeout_s=LAUNCH_TIMEOUT_S
-        )
+        policy = {**self.playbook.run.policy(), "shared_gpus": self.session.host.shared_gpus}
+        result = self._verb("launch", run=run, reason=reason, policy=policy, timeout_s=LAUNCH_TIMEOUT_S)
         self.events.emit("launched", run=run, host=self._where, unit=result.get("unit"), skipped_canary=reason)
         return result
 
@@ -156,6 +155,7 @@ class Stages:
             "user": self.session.host.job_user,
             "environment": self.session.variables.plain,
             "secrets": self.session.variables.secrets,
+            "shared_gpus": self.session.host.shared_gpus,
             "max_age_s": self.playbook.run.canary_max_age_h * SECONDS_PER_HOUR,
             "settings": self.playbook.settings(run=run, prepared=self.prepared, cache=f"{self.facts.workdir}/cache"),
         }
@@ -185,7 +185,7 @@ def examine(session: Session, conversation: Conversation, known: Facts, playbook
         *examine_variables(session.variables),
         *examine_gpus(known.raw, playbook),
         *examine_packages(environment, playbook),
-        *examine_runs(conversation.request("runs")["runs"]),
+        *examine_holders(conversation.request("holders")),
     ]
 
 

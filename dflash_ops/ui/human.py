@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from dflash_ops.deploy.events import Event
+from dflash_ops.deploy.holder_lines import lease_line, lock_line, occupied_line
 from dflash_ops.deploy.times import utc
 
 MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warn[/]", "blocker": "[red]stop[/]"}
@@ -61,6 +62,10 @@ class HumanView:
             "collected": self._collected,
             "phase": lambda e: self._say(f"stop     {escape(str(e['phase']))}"),
             "run": self._run,
+            "lock": lambda e: self._say(f"lock     {escape(lock_line(e))}"),
+            "lease": lambda e: self._say(f"lease    {escape(lease_line(e))}"),
+            "occupied": lambda e: self._say(f"gpu      {escape(occupied_line(e))}"),
+            "unlocked": lambda e: self._say(f"unlock   {escape(e['what'])}"),
             "error": self._error,
         }
 

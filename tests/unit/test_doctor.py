@@ -8,9 +8,9 @@ from dflash_ops.config import Host, load_playbook
 from dflash_ops.deploy.doctor import (
     Level,
     examine_gpus,
+    examine_holders,
     examine_host,
     examine_packages,
-    examine_runs,
     examine_trainer,
     refuse_blockers,
 )
@@ -97,8 +97,28 @@ def test_missing_packages_of_the_bundled_trainer_are_named() -> None:
     assert fine.level is Level.OK
 
 
-def test_a_living_run_is_told() -> None:
-    runs = [{"run": "a", "state": "RUNNING", "devices": ["cpu"]}, {"run": "b", "state": "LOST", "devices": ["cpu"]}]
-    (one,) = examine_runs(runs)
-    assert one.level is Level.WARNING
-    assert "run a is running on cpu" in one.what
+def test_who_holds_the_host_is_told() -> None:
+    lock = {"owner": "ann@desk", "command": "deploy", "since": 0.0, "unheard_s": 2.0, "agent_lives": True}
+    lease = {"kind": "run", "owner": "a", "devices": ["GPU-1"], "since": None, "pids": [], "playbook": None}
+    gpu = {**GPU, "memory_used_bytes": 80 << 30, "memory_bytes": 100 << 30, "known": ["pid 7 vllm (80 GiB)"]}
+    nobody = {"lock": None, "leases": [], "occupied": []}
+    assert examine_holders(nobody) == []
+    found = examine_holders(
+        {
+            "lock": lock,
+            "leases": [{**lease, "state": "RUNNING"}, {**lease, "state": "LOST", "pids": [7], "devices": None}],
+            "occupied": [gpu],
+        }
+    )
+    assert {one.level for one in found} == {Level.WARNING}
+    for one, words in zip(
+        found,
+        (
+            "ann@desk holds this host with `deploy` since 1970-01-01 00:00:00 UTC, last heard of 2 s ago",
+            "run a has GPU-1",
+            "run a has any device (its record is damaged); it is LOST, but its processes [7] live",
+            "80.0 of 100.0 GiB; pid 7 vllm",
+        ),
+        strict=True,
+    ):
+        assert words in one.what
