@@ -53,7 +53,7 @@ class OpsError(Exception):
         code = error.get("exit")
         return cls(
             str(error.get("what") or "the agent gave no reason"),
-            exit_code=ExitCode(code) if isinstance(code, int) else ExitCode.RUN_FAILED,
+            exit_code=ExitCode(code) if isinstance(code, int) and code in set(ExitCode) else ExitCode.RUN_FAILED,
             kind=str(error.get("kind") or "agent"),
             where=f"{host}: {where}" if where else host,
             fix=str(error.get("fix") or ""),

@@ -6,7 +6,12 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# no test is judged by time: a loaded machine would fail it
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 pytest_plugins = ["tests.rig.plugin"]
 

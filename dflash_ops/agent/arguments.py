@@ -10,7 +10,7 @@ from .errors import AgentError, ExitCode
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Arguments:
         return self._matching("module", _MODULE, "the dotted name of a Python module")
 
     def new_run(self) -> str:
-        return self._matching("run", _RUN, "letters, digits, '.', '_' or '-' (at most 100)")
+        return self._matching("run", RUN_NAME, "letters, digits, '.', '_' or '-' (at most 100)")
 
     def optional_run(self) -> Optional[str]:
         return None if self.values.get("run") is None else self.new_run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -74,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Console script. Exits with the documented codes only."""
     from dflash_ops.errors import ExitCode
 
+    # what is brought home or written here may quote anything: it is its owner's alone
+    os.umask(0o077)
     try:
         code = group.main(args=argv, prog_name="dflash-ops", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

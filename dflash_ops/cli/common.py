@@ -154,7 +154,9 @@ def say(events: Events, error: OpsError, debug: bool) -> ExitCode:
     facts.pop("event")
     events.emit("error", **facts)
     if debug:
-        sys.stderr.write(events.masked("".join(traceback.format_exception(error))))
+        from dflash_ops.ui.plain import plain
+
+        sys.stderr.write(plain(events.masked("".join(traceback.format_exception(error)))))
     return error.exit_code
 
 

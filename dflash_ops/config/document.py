@@ -7,7 +7,9 @@ and no tag can make an object. Refused: duplicate keys, keys that are not text, 
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,10 +97,15 @@ def read_document(path: Path) -> Document:
     """Reads and parses a YAML file. Raises ConfigError."""
     name = shown(path)
     try:
-        with path.open("rb") as file:
+        # a pipe that nobody writes to must not hold the command up
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError.one(name, None, "is no regular file")
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError.one(name, None, f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError.one(ascii(str(path)), None, "is no name of a file") from error
     if len(raw) > MAX_BYTES:
         raise ConfigError.one(name, None, f"is larger than {MAX_BYTES // 1024} KiB", "is this the right file?")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +77,7 @@ def _named(name: str, known: Mapping[str, _Entry], places: list[_Place], chosen_
     labels = ", ".join(place.label for place in places) or folder_label(Path("hosts"))
     for place in places:
         example = Path(place.label) / f"{name}.example.yaml"
-        if example.is_file():
+        if os.path.isfile(example):  # noqa: PTH113
             copy = shown(example.with_name(f"{name}.yaml"))
             problems.append(
                 Problem(
@@ -97,8 +98,9 @@ def _named(name: str, known: Mapping[str, _Entry], places: list[_Place], chosen_
 
 def _places(inventory: Path | None, env: Mapping[str, str]) -> Iterator[_Place]:
     if inventory is not None:
-        path = inventory.expanduser()
-        if not path.exists():
+        path = Path(os.path.expanduser(inventory))  # noqa: PTH111 -- an unknown `~user` stays as it is
+        # os.path: a name that is too long, or none, is not there either
+        if not os.path.exists(path):  # noqa: PTH110
             raise ConfigError.one(str(inventory), None, "there is no such inventory file or folder")
         yield _read(
             folder_label(path) if path.is_dir() else shown(path),

@@ -49,9 +49,10 @@ def load_playbook(name_or_path: str, *, sets: Sequence[str] = (), env: Mapping[s
 
 
 def _find(name_or_path: str, env: Mapping[str, str]) -> Path:
-    as_path = Path(name_or_path).expanduser()
+    as_path = Path(os.path.expanduser(name_or_path))  # noqa: PTH111 -- an unknown `~user` stays as it is
     if as_path.suffix in YAML_SUFFIXES or len(as_path.parts) > 1:
-        if not as_path.is_file():
+        # os.path: a name that is too long, or none, is not there either
+        if not os.path.isfile(as_path):  # noqa: PTH113
             raise ConfigError.one(name_or_path, None, "there is no such playbook file")
         return as_path
     folders = [Path("playbooks"), user_config(env) / "playbooks", bundled("playbooks")]
@@ -73,12 +74,13 @@ def _absolute_sources(settings: Settings, home: Path) -> list[Problem]:
     problems: list[Problem] = []
 
     def absolute(value: Any, path: KeyPath, kind: str) -> Any:
-        if not isinstance(value, str) or not value:
+        # what is no path at all is told by the validation
+        if not isinstance(value, str) or not value or "\0" in value:
             return value
         origin = settings.locate(path)
         base = home if origin is settings.document else Path.cwd()
-        found = (base / Path(value).expanduser()).resolve()
-        if not (found.is_dir() if kind == "folder" else found.is_file()):
+        found = Path(os.path.abspath(base / os.path.expanduser(value)))  # noqa: PTH100, PTH111
+        if not (os.path.isdir(found) if kind == "folder" else os.path.isfile(found)):  # noqa: PTH112, PTH113
             problems.append(_no_such(origin, path, kind, value, base))
         return str(found)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable
 
+LONGEST = 1 << 20
+"""Characters of one line; what is longer comes in pieces, so that a log without line ends fits into memory."""
+
 
 class LineSplitter:
     """Feed it bytes; it calls `emit` once for each line, without its end."""
@@ -13,14 +16,29 @@ class LineSplitter:
         self._emit = emit
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest: list[str] = []
+        self._length = 0
 
     def feed(self, data: bytes) -> None:
         first, *others = self._decoder.decode(data).split("\n")
         # joined once a line: a line may come in thousands of pieces
-        self._rest.append(first)
+        self._hold(first)
         for piece in others:
             self._emit(_last_state("".join(self._rest)))
-            self._rest = [piece]
+            self._rest, self._length = [], 0
+            self._hold(piece)
+
+    def _hold(self, piece: str) -> None:
+        self._rest.append(piece)
+        self._length += len(piece)
+        if self._length <= LONGEST:
+            return
+        # of a progress bar only the last state counts
+        text = "".join(self._rest)
+        state = _last_state(text) + ("\r" if text.endswith("\r") else "")
+        while len(state) > LONGEST:
+            self._emit(state[:LONGEST])
+            state = state[LONGEST:]
+        self._rest, self._length = [state], len(state)
 
     def close(self) -> None:
         """The last line may lack its end."""

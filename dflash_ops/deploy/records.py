@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dflash_ops.errors import ExitCode, OpsError
+from dflash_ops.agent.arguments import RUN_NAME
+from dflash_ops.errors import ExitCode, OpsError, TransportError
 from dflash_ops.files import write_json
 
 
@@ -30,15 +31,22 @@ def new_run_id(playbook: str) -> str:
 
 def create_record(runs: Path, run: str, facts: Mapping[str, object]) -> Path:
     """Makes `runs/<run>/` with `record.json`; the folder is private to its owner."""
-    folder = runs / run
+    folder = _folder(runs, run)
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
     write_json(folder / "record.json", {"v": 1, "run": run, **facts})
     return folder
 
 
+def _folder(runs: Path, run: str) -> Path:
+    """A run's name may come from a host: it may name a folder in `runs`, and nothing else."""
+    if not isinstance(run, str) or not RUN_NAME.fullmatch(run):
+        raise TransportError(f"the host calls a run {run!r:.120}, which is no name", kind="protocol")
+    return runs / run
+
+
 def open_record(runs: Path, run: str, facts: Mapping[str, object]) -> Path:
     """The run's folder, made where this workstation has none (a run that was launched elsewhere)."""
-    folder = runs / run
+    folder = _folder(runs, run)
     return folder if (folder / "record.json").exists() else create_record(runs, run, facts)
 
 

@@ -28,6 +28,7 @@ from dflash_ops.agent.frames import (
 )
 from dflash_ops.errors import ExitCode, OpsError, TransportError
 from dflash_ops.transport.base import Channel, Transport
+from dflash_ops.transport.messages import parse_message
 
 BEAT_S = 5.0
 START_TIMEOUT_S = 60.0
@@ -104,7 +105,7 @@ class Conversation:
                 if on_data is not None:
                     on_data(*frame.split_data())
                 continue
-            message = json.loads(frame.payload)
+            message = parse_message(frame.payload, self._host)
             if message.get("id") == number:
                 yield message
 
@@ -208,7 +209,7 @@ class Conversation:
                     return
                 if byte == b"\n" and refused in seen:
                     words = seen[seen.index(refused) + len(refused) :].decode("utf-8", "replace").strip()
-                    raise OpsError.from_agent(json.loads(words), self._host)
+                    raise OpsError.from_agent(parse_message(f'{{"error": {words}}}', self._host)["error"], self._host)
         finally:
             watchdog.cancel()
         raise self._start_failure(channel, transport, seen.decode("utf-8", "replace"), python)

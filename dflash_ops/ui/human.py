@@ -12,6 +12,7 @@ from rich.markup import escape
 from dflash_ops.deploy.events import Event
 from dflash_ops.deploy.holder_lines import lease_line, lock_line, occupied_line
 from dflash_ops.deploy.times import utc
+from dflash_ops.ui.plain import plain_value
 
 MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warn[/]", "blocker": "[red]stop[/]"}
 OUTCOMES = {
@@ -57,7 +58,7 @@ class HumanView:
             "link_lost": lambda e: self._say(
                 f"[yellow]link[/]     {escape(e['what'])}; again in {e['again_in_s']} s ({escape(e['then'])})"
             ),
-            "ended": lambda e: self._say(f"run      {e['run']} ended [bold]{e['state']}[/]"),
+            "ended": lambda e: self._say(f"run      {escape(str(e['run']))} ended [bold]{escape(str(e['state']))}[/]"),
             "checkpoint": lambda e: self._say(f"collect  {escape(e['path'])} verified ({_size(e['bytes'])})"),
             "collected": self._collected,
             "phase": lambda e: self._say(f"stop     {escape(str(e['phase']))}"),
@@ -72,7 +73,8 @@ class HumanView:
     def __call__(self, event: Event) -> None:
         view = self._views.get(event["event"])
         if view is not None:
-            view(event)
+            # every text in it may be a host's: its terminal is not ours
+            view(plain_value(event))
 
     def _say(self, text: str) -> None:
         self._console.print(text)
@@ -139,7 +141,7 @@ class HumanView:
     def _progress(self, event: Event) -> None:
         if event["kind"] == "evaluation":
             self._say(
-                f"eval     {event['when']}: held-out loss {_figure(event['loss'])}, first-slot acceptance "
+                f"eval     {escape(str(event['when']))}: held-out loss {_figure(event['loss'])}, first-slot acceptance "
                 f"{_figure(event['first_slot_acceptance'])}, tau {_figure(event['tau'])}"
             )
 
@@ -169,7 +171,8 @@ class HumanView:
         last = event.get("last") or {}
         step = f", step {last.get('step')}, loss {_figure(last.get('loss'))}" if last else ""
         self._say(
-            f"{event['run']}  [{colour}]{state}[/]  {', '.join(event['devices'])}  from {utc(event['started'])}{step}"
+            f"{escape(str(event['run']))}  [{colour}]{escape(str(state))}[/]  {escape(', '.join(event['devices']))}  "
+            f"from {utc(event['started'])}{escape(step)}"
         )
         if event.get("skipped_canary"):
             self._say(f"  [bold red]without a canary[/]: {escape(event['skipped_canary'])}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,14 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     Path("big.yaml").write_text("# " + "x" * 1024 * 1024)
     Path("latin.yaml").write_bytes(b"a: 1\nb: \xff\n")
+    os.mkfifo("pipe.yaml")
+    Path("folder.yaml").mkdir()
     for name, text in {
+        "pipe.yaml": "pipe.yaml: is no regular file",
+        "folder.yaml": "folder.yaml: ",
+        "/dev/zero": "/dev/zero: is no regular file",
+        "a\0b": "'a\\x00b': is no name of a file",
+        "x" * 5000: "x",
         "big.yaml": "big.yaml: is larger than 1024 KiB",
         "latin.yaml": "latin.yaml:2: is not UTF-8 text",
         "none.yaml": "none.yaml: cannot be read: No such file or directory",

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_ops.deploy.lines import LineSplitter
+from dflash_ops.deploy.lines import LONGEST, LineSplitter
 
 
 @given(st.text(alphabet="aä€\U0001f600 \n"), st.integers(1, 7))
@@ -32,3 +32,24 @@ def test_broken_utf8_is_replaced_not_fatal() -> None:
     splitter.feed(b"a\xff\xfeb\n\xe2\x82")
     splitter.close()
     assert seen == ["a\ufffd\ufffdb", "\ufffd"]
+
+
+def test_a_line_without_end_comes_in_pieces_and_fills_no_memory() -> None:
+    seen: list[str] = []
+    splitter = LineSplitter(seen.append)
+    for _ in range(50):
+        splitter.feed(b"x" * 100_000)
+        assert sum(map(len, splitter._rest)) <= LONGEST
+    splitter.feed(b"\nnext\n")
+    assert "".join(seen) == "x" * 5_000_000 + "next"
+    assert max(map(len, seen)) <= LONGEST
+
+
+def test_a_progress_bar_without_end_fills_no_memory_and_keeps_its_last_state() -> None:
+    seen: list[str] = []
+    splitter = LineSplitter(seen.append)
+    for number in range(500):
+        splitter.feed(b" " * 10_000 + f"{number}%\r".encode())
+        assert sum(map(len, splitter._rest)) <= LONGEST
+    splitter.feed(b"done\n")
+    assert seen == ["done"]
