@@ -19,6 +19,7 @@ class ExitCode(IntEnum):
     INCONCLUSIVE = 7
     RUN_FAILED = 8
     LOCKED = 9
+    TIMED_OUT = 10
     INTERRUPTED = 130
 
 

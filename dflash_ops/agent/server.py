@@ -27,6 +27,7 @@ from .releases import op_activate, op_stage
 from .runs import op_runs, op_status
 from .stop import op_stop
 from .variables import Variables
+from .wait import op_wait
 from .workdir import WorkDir
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -56,6 +57,7 @@ OPERATIONS: Dict[str, Operation] = {
     "runs": op_runs,
     "status": op_status,
     "follow": op_follow,
+    "wait": op_wait,
     "stop": op_stop,
     "files": op_files,
     "read": op_read,

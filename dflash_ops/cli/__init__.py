@@ -15,6 +15,7 @@ COMMANDS = {
     "deploy": "Build, check, stage, prove and launch; follow, and bring everything home.",
     "canary": "Prove the workload on the host; launch nothing.",
     "tail-logs": "Show a run's log, every line once.",
+    "wait": "Wait until a run has ended; its end is the exit code.",
     "build": "Build the release here; touch no host.",
     "check": "Syntax and compile-safety rules over the release.",
     "doctor": "What on this host blocks a run, or will hurt later.",
@@ -67,7 +68,7 @@ def group() -> None:
 
     Exit codes: 0 done, 2 usage or config, 3 build or check refused, 4 cannot reach the host or the transport broke,
     5 doctor found a blocker, 6 canary failed, 7 canary inconclusive, 8 the run failed or could not start,
-    9 another deploy holds the host, 130 interrupted.
+    9 another deploy holds the host, 10 a time limit for waiting ran out, 130 interrupted.
     """
 
 

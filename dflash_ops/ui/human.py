@@ -58,6 +58,7 @@ class HumanView:
             "link_lost": lambda e: self._say(
                 f"[yellow]link[/]     {escape(e['what'])}; again in {e['again_in_s']} s ({escape(e['then'])})"
             ),
+            "waiting": lambda e: self._say(f"wait     run {escape(str(e['run']))} goes on"),
             "ended": lambda e: self._say(f"run      {escape(str(e['run']))} ended [bold]{escape(str(e['state']))}[/]"),
             "checkpoint": lambda e: self._say(f"collect  {escape(e['path'])} verified ({_size(e['bytes'])})"),
             "collected": self._collected,
