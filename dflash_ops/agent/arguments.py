@@ -50,10 +50,13 @@ class Arguments:
         return self._matching("module", _MODULE, "the dotted name of a Python module")
 
     def new_run(self) -> str:
-        return self._matching("run", RUN_NAME, "letters, digits, '.', '_' or '-' (at most 100)")
+        return self._run("run")
 
-    def optional_run(self) -> Optional[str]:
-        return None if self.values.get("run") is None else self.new_run()
+    def _run(self, name: str) -> str:
+        return self._matching(name, RUN_NAME, "letters, digits, '.', '_' or '-' (at most 100)")
+
+    def optional_run(self, name: str = "run") -> Optional[str]:
+        return None if self.values.get(name) is None else self._run(name)
 
     def size(self, name: str, default: Optional[int] = None) -> int:
         value = self.values.get(name, default)

@@ -22,7 +22,9 @@ from .leases import refuse_if_busy
 from .occupied import refuse_if_occupied
 from .policy import Policy
 from .processes import Mark, ProcessId, boot_id
-from .runs import RunFolder, RunState
+from .resume import refuse_if_alive
+from .runs import RunFolder, RunState, find_run
+from .successor import Kind, Outcome, Successor
 from .verdicts import Binding, Verdict
 from .workdir import WorkDir
 
@@ -40,13 +42,15 @@ def op_free(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
 
 @dataclass(frozen=True)
 class Order:
-    """A run that is asked for. `max_age_s`: seconds that a verdict may be old; `reason`: why there is no canary."""
+    """A run that is asked for. `max_age_s`: seconds that a verdict may be old; `reason`: why there is no canary;
+    `parent`: the run that it continues."""
 
     run: str
     job: Job
     policy: Policy
     max_age_s: float
     reason: Optional[str]
+    parent: Optional[str] = None
 
 
 def op_launch(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
@@ -57,7 +61,8 @@ def op_launch(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         raise AgentError(
             "request", "the reason is blank", "request launch", "say why there is no canary", ExitCode.USAGE
         )
-    order = Order(run, job, Policy.from_arguments(args), args.seconds("max_age_s", NO_LIMIT), reason)
+    parent = args.optional_run("parent")
+    order = Order(run, job, Policy.from_arguments(args), args.seconds("max_age_s", NO_LIMIT), reason, parent)
     folder = launch(work, order, conversation.agent_file)
     return {"run": run, "unit": folder.record()["unit"], "pid": wait_for_job(folder)}
 
@@ -73,9 +78,15 @@ def launch(work: WorkDir, order: Order, agent_file: str) -> RunFolder:
     binding, verdict = allow_launch(work, order.job, order.max_age_s, order.reason)
     with exclusive(work.guard):
         refuse_if_busy(work, devices)
+        parent = None if order.parent is None else find_run(work, order.parent)
+        if parent is not None:
+            refuse_if_alive(parent)
         folder = _begin(work, order, binding, verdict)
+        if parent is not None:
+            Successor(Kind.RESUME, Outcome.STARTED, order.run).write(parent.path)
     about = {"run": order.run, "release": order.job.digest, "devices": devices, "playbook": order.job.playbook}
-    work.record("launch", **about, skipped_canary=order.reason, shared_gpus=order.policy.shared_gpus)
+    told = {"parent": order.parent, "skipped_canary": order.reason, "shared_gpus": order.policy.shared_gpus}
+    work.record("launch", **about, **told)
     _start_supervisor(work, folder, order.policy, agent_file)
     return folder
 
@@ -119,6 +130,7 @@ def _begin(work: WorkDir, order: Order, binding: Binding, verdict: Optional[Verd
         "max_age_s": order.max_age_s,
         "skipped_canary": order.reason,
         "playbook": job.playbook,
+        "parent": order.parent,
         "policy": order.policy.to_json(),
         "unit": f"dflash-ops-{run}" if can_start_units() else None,
         "started": time.time(),

@@ -14,6 +14,7 @@ from .errors import AgentError, ExitCode
 from .files import read_json, tail_lines
 from .logfiles import LogFolder
 from .processes import Mark, ProcessId, boot_id
+from .successor import Successor
 from .workdir import WorkDir
 
 
@@ -118,7 +119,7 @@ class RunFolder:
     def summary(self) -> Dict[str, Any]:
         """What `status` says of a run; `evidence` is the end of the log where a run ended badly."""
         record, state = self.record(), self.state()
-        ended = self.ended()
+        ended, following = self.ended(), Successor.of(self.path)
         job = (read_json(self.state_file) or {}).get("job") or {}
         return {
             "run": self.run,
@@ -133,6 +134,8 @@ class RunFolder:
             "devices": self.devices() or [],
             "playbook": record.get("playbook"),
             "skipped_canary": record.get("skipped_canary"),
+            "parent": record.get("parent"),
+            "next": None if following is None else following.to_json(),
             "last": self._last_step(),
             "evidence": (self.log.tail() or None) if state in _EVIDENCE_STATES else None,
         }

@@ -24,6 +24,7 @@ from .holders import op_holders, op_unlock
 from .launch import op_free, op_launch
 from .pythons import op_probe, op_syntax
 from .releases import op_activate, op_stage
+from .resume import op_resumable
 from .runs import op_runs, op_status
 from .stop import op_stop
 from .variables import Variables
@@ -59,6 +60,7 @@ OPERATIONS: Dict[str, Operation] = {
     "follow": op_follow,
     "wait": op_wait,
     "stop": op_stop,
+    "resumable": op_resumable,
     "files": op_files,
     "read": op_read,
 }

@@ -21,6 +21,7 @@ COMMANDS = {
     "doctor": "What on this host blocks a run, or will hurt later.",
     "status": "One run: state, last step, devices.",
     "stop": "Checkpoint and stop a run; show that nothing is left.",
+    "resume": "Go on with a run that has ended, from its last whole checkpoint.",
     "collect": "Bring a run's logs, metrics and checkpoints home.",
     "unlock": "Who holds the host's lock; take it away.",
     "runs": "The runs on a host, newest first.",

@@ -21,12 +21,27 @@ from dflash_ops.deploy.events import Events
 AGAIN = click.option("--again", is_flag=True, help="Run the canary even where its last verdict still holds.")
 
 
+LAUNCH_OPTIONS = [
+    AGAIN,
+    click.option("--detach", is_flag=True, help="Return once the run is launched."),
+    click.option(
+        "--skip-canary", is_flag=True, help="Launch without proof. Needs --reason; the run carries it for ever."
+    ),
+    click.option("--reason", metavar="TEXT", help="Why the canary is skipped."),
+]
+
+
+def skip_reason(skip_canary: bool, reason: str | None) -> str | None:
+    """The written reason, or None where the canary is not skipped. Raises UsageError for one without the other."""
+    said = (reason or "").strip()
+    if skip_canary != (reason is not None) or skip_canary != bool(said):
+        raise click.UsageError("--skip-canary and --reason TEXT go together, and the reason must say something")
+    return said or None
+
+
 @click.command("deploy")
-@options(HOST_OPTIONS, PLAYBOOK_OPTIONS, [RUNS_OPTION, AGAIN], OUTPUT_OPTIONS)
+@options(HOST_OPTIONS, PLAYBOOK_OPTIONS, [RUNS_OPTION, *LAUNCH_OPTIONS], OUTPUT_OPTIONS)
 @click.option("--dry-run", is_flag=True, help="Print the plan; touch nothing.")
-@click.option("--detach", is_flag=True, help="Return once the run is launched.")
-@click.option("--skip-canary", is_flag=True, help="Launch without proof. Needs --reason; the run carries it for ever.")
-@click.option("--reason", metavar="TEXT", help="Why the canary is skipped.")
 @command_end
 def command(
     *,
@@ -54,12 +69,10 @@ def command(
     from dflash_ops.deploy.planning import plan
     from dflash_ops.deploy.session import Session
 
-    said = (reason or "").strip()
-    if skip_canary != (reason is not None) or skip_canary != bool(said):
-        raise click.UsageError("--skip-canary and --reason TEXT go together, and the reason must say something")
+    said = skip_reason(skip_canary, reason)
     chosen = chosen_host(events, host, inventory)
     loaded = load_playbook(playbook, sets=sets)
-    choices = Choices(runs=runs, detach=detach, again=again, skip_reason=said or None)
+    choices = Choices(runs=runs, detach=detach, again=again, skip_reason=said)
     if dry_run:
         events.emit("plan", steps=plan(chosen, loaded, choices))
         return

@@ -36,6 +36,8 @@ class Choices:
 @dataclass
 class Outcome:
     release: str = ""
+    parent: str | None = None
+    """The run that is resumed."""
     verdict: str | None = None
     run: str | None = None
     state: str | None = None
@@ -44,29 +46,43 @@ class Outcome:
 
 def prove(session: Session, playbook: Playbook, events: Events, choices: Choices, outcome: Outcome) -> None:
     """Everything up to the verdict, under the host's lock. Raises OpsError: 6 when it failed, 7 when it cannot tell."""
-    with _proven(session, playbook, events, choices, outcome, command="canary"):
+    with _staged(session, playbook, events, outcome, "canary") as stages, proven(stages, choices, outcome, "canary"):
         pass
 
 
 def deploy(session: Session, playbook: Playbook, events: Events, choices: Choices, outcome: Outcome) -> None:
     """Raises OpsError with the exit code of the stage that stopped it; the run itself failing is exit 8."""
-    with _proven(session, playbook, events, choices, outcome, command="deploy") as (stages, run, folder):
-        # from here on it may run, whatever happens to this side
-        outcome.run = run
-        try:
-            stages.launch(run, reason=choices.skip_reason)
-        except TransportError as error:
-            error.fix = f"it may have been launched: `dflash-ops status {run}`"
-            raise
-        except OpsError:
-            outcome.run = None
-            raise
-        _remember(LastRun(session.host.name, run, str(folder.resolve())), events)
+    with (
+        _staged(session, playbook, events, outcome, "deploy") as stages,
+        proven(stages, choices, outcome, "deploy") as (run, folder),
+    ):
+        launch(stages, run, folder, choices, outcome, policy=playbook.run.policy())
+    see_to_the_end(session, run, folder, choices, outcome)
+
+
+def launch(
+    stages: Stages, run: str, folder: Path, choices: Choices, outcome: Outcome, *, policy: dict[str, Any]
+) -> None:
+    # from here on it may run, whatever happens to this side
+    outcome.run = run
+    try:
+        stages.launch(run, reason=choices.skip_reason, policy=policy, parent=outcome.parent)
+    except TransportError as error:
+        error.fix = f"it may have been launched: `dflash-ops status {run}`"
+        raise
+    except OpsError:
+        outcome.run = None
+        raise
+    _remember(LastRun(stages.session.host.name, run, str(folder.resolve())), stages.events)
+
+
+def see_to_the_end(session: Session, run: str, folder: Path, choices: Choices, outcome: Outcome) -> None:
+    """Follows and collects, unless the person wants to walk away. Raises OpsError (exit 8) when the run failed."""
     if choices.detach:
         return
-    status = watch(session, run, events)
+    status = watch(session, run, session.events)
     outcome.state = status["state"]
-    bring_home(session, run, folder, events, patient=True)
+    bring_home(session, run, folder, session.events, patient=True)
     refuse_bad_end(status, session.host.name)
 
 
@@ -79,10 +95,8 @@ def _remember(last: LastRun, events: Events) -> None:
 
 
 @contextmanager
-def _proven(
-    session: Session, playbook: Playbook, events: Events, choices: Choices, outcome: Outcome, *, command: str
-) -> Iterator[tuple[Stages, str, Path]]:
-    """Inside the block the release is staged and proven (or the proof skipped), and the host's lock is held."""
+def _staged(session: Session, playbook: Playbook, events: Events, outcome: Outcome, command: str) -> Iterator[Stages]:
+    """Inside the block the playbook's release is built, checked and on the host, and the host's lock is held."""
     # a secret that cannot be read stops the command before anything is built or reached
     _ = session.variables
     with built(playbook, events) as release:
@@ -92,27 +106,36 @@ def _proven(
             stages = Stages(session, conversation, playbook, events)
             stages.lock(command)
             stages.stage(release)
-            stages.doctor()
-            stages.refuse_busy()
-            stages.prepare()
-            run = new_run_id(playbook.name if command == "deploy" else f"{playbook.name}-canary")
-            folder = create_record(
-                choices.runs,
-                run,
-                {
-                    "command": command,
-                    "host": session.host.name,
-                    "playbook": playbook.name,
-                    "release": release.digest,
-                    "skipped_canary": choices.skip_reason,
-                },
-            )
-            outcome.folder = folder
-            events.keep_in(folder / "events.ndjson")
-            write_json(folder / "manifest.json", release.manifest.to_dict())
-            if choices.skip_reason is None:
-                _judge(stages, folder, again=choices.again, outcome=outcome)
-            yield stages, run, folder
+            yield stages
+
+
+@contextmanager
+def proven(stages: Stages, choices: Choices, outcome: Outcome, command: str) -> Iterator[tuple[str, Path]]:
+    """Inside the block what is staged is proven, or the proof skipped: the id of the run to be, and its folder here."""
+    stages.doctor()
+    stages.refuse_busy()
+    stages.prepare()
+    name = stages.playbook.name
+    run = new_run_id(f"{name}-canary" if command == "canary" else name)
+    folder = create_record(
+        choices.runs,
+        run,
+        {
+            "command": command,
+            "host": stages.session.host.name,
+            "playbook": name,
+            "release": stages.release,
+            "skipped_canary": choices.skip_reason,
+            "parent": outcome.parent,
+        },
+    )
+    outcome.folder = folder
+    stages.events.keep_in(folder / "events.ndjson")
+    if stages.manifest is not None:
+        write_json(folder / "manifest.json", stages.manifest)
+    if choices.skip_reason is None:
+        _judge(stages, folder, again=choices.again, outcome=outcome)
+    yield run, folder
 
 
 def _judge(stages: Stages, folder: Path, *, again: bool, outcome: Outcome) -> None:

@@ -39,6 +39,8 @@ def _lines(folder: Path) -> Iterator[str]:
         ("started", utc(status.get("started"))),
         ("ended", utc(status.get("ended"))),
         ("exit", _ending(status.get("exit"))),
+        ("goes on with", _origin(run, _read(folder / "settings.json"))),
+        ("went on as", (status.get("next") or {}).get("run")),
     ):
         if value:
             yield f"- {name}: {value}"
@@ -59,6 +61,14 @@ def _ending(ended: dict[str, Any] | None) -> str:
         + (", after SIGKILL" if ended.get("forced") else "")
         + (f": {ended['error']}" if ended.get("error") else "")
     )
+
+
+def _origin(run: dict[str, Any], settings: dict[str, Any]) -> str:
+    """The run that this one goes on with, and where it began."""
+    began = (settings.get("training") or {}).get("resume_from")
+    if not run.get("parent"):
+        return ""
+    return f"{run['parent']}, from {began}" if began else f"{run['parent']}, from the beginning"
 
 
 def _settings(settings: dict[str, Any]) -> Iterator[str]:

@@ -42,6 +42,8 @@ class Stages:
         self.facts: Facts = facts(self.conversation)
         self.prepared: str | None = None
         self.release = ""
+        self.manifest: dict[str, Any] | None = None
+        """Of a release that was built here."""
         self._needs: dict[str, Any] | None = None
 
     @property
@@ -55,7 +57,7 @@ class Stages:
 
     def stage(self, release: Release) -> None:
         """Brings the release there, unless the host has it; verified file by file, parsed by the host's python."""
-        self.release = release.digest
+        self.manifest = release.manifest.to_dict()
         with NamedTemporaryFile(prefix="dflash-ops-", suffix=".tar.gz") as archive:
             archive.write(release.archive)
             archive.flush()
@@ -67,9 +69,14 @@ class Stages:
             )
         sent = len(release.archive) if result["sent"] or delivered else 0
         self.events.emit("staged", release=release.digest, sent=sent)
-        answer = self.conversation.request("syntax", {"digest": release.digest, "python": self.session.python})
-        self.conversation.request("activate", {"digest": release.digest})
-        self.events.emit("activated", release=release.digest, files=answer["files"])
+        self.use(release.digest)
+
+    def use(self, digest: str) -> None:
+        """Makes a release that is there the current one, once the host's python has parsed it."""
+        self.release = digest
+        answer = self.conversation.request("syntax", {"digest": digest, "python": self.session.python})
+        self.conversation.request("activate", {"digest": digest})
+        self.events.emit("activated", release=digest, files=answer["files"])
 
     def _delivered(self, archive: Path, digest: str) -> str | None:
         """In `push` transfer: the archive's path in the container. None where bytes ride in the conversation."""
@@ -139,10 +146,12 @@ class Stages:
         self.events.emit("verdict", reused=False, why="", **_facts_of(verdict))
         return dict(verdict)
 
-    def launch(self, run: str, *, reason: str | None) -> dict[str, Any]:
+    def launch(
+        self, run: str, *, reason: str | None, policy: dict[str, Any], parent: str | None = None
+    ) -> dict[str, Any]:
         """Starts the run under its supervisor. The host's gate decides, not this side."""
-        policy = {**self.playbook.run.policy(), "shared_gpus": self.session.host.shared_gpus}
-        result = self._verb("launch", run=run, reason=reason, policy=policy, timeout_s=LAUNCH_TIMEOUT_S)
+        policy = {**policy, "shared_gpus": self.session.host.shared_gpus}
+        result = self._verb("launch", run=run, reason=reason, policy=policy, parent=parent, timeout_s=LAUNCH_TIMEOUT_S)
         self.events.emit("launched", run=run, host=self._where, unit=result.get("unit"), skipped_canary=reason)
         return result
 

@@ -62,6 +62,12 @@ class HumanView:
             "ended": lambda e: self._say(f"run      {escape(str(e['run']))} ended [bold]{escape(str(e['state']))}[/]"),
             "checkpoint": lambda e: self._say(f"collect  {escape(e['path'])} verified ({_size(e['bytes'])})"),
             "collected": self._collected,
+            "damaged": lambda e: self._say(
+                f"[yellow]warn[/]     the checkpoint {escape(e['path'])} is passed over: {escape(e['why'])}"
+            ),
+            "resuming": lambda e: self._say(
+                f"resume   run {e['run']} ({e['state']}) from step {e['step']}: {escape(e['checkpoint'])}"
+            ),
             "phase": lambda e: self._say(f"stop     {escape(str(e['phase']))}"),
             "run": self._run,
             "lock": lambda e: self._say(f"lock     {escape(lock_line(e))}"),
@@ -177,6 +183,11 @@ class HumanView:
         )
         if event.get("skipped_canary"):
             self._say(f"  [bold red]without a canary[/]: {escape(event['skipped_canary'])}")
+        if event.get("parent"):
+            self._say(f"  goes on with {event['parent']}")
+        following = event.get("next") or {}
+        if following.get("run"):
+            self._say(f"  went on as {following['run']}")
 
     def _error(self, event: Event) -> None:
         self._say(f"[bold red]error[/]    {escape(event['what'])}")

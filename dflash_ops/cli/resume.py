@@ -1,0 +1,73 @@
+"""`dflash-ops resume`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash_ops.cli.common import HOST_OPTIONS, OUTPUT_OPTIONS, RUNS_OPTION, chosen_host, command_end, options
+from dflash_ops.cli.deploy import LAUNCH_OPTIONS, skip_reason
+from dflash_ops.deploy.events import Events
+
+
+@click.command("resume")
+@click.argument("run", required=False)
+@options(HOST_OPTIONS)
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change one setting of the sections training and run; the workload stays.",
+)
+@click.option("--release", "rebuild", is_flag=True, help="Build the playbook's release anew and go on with that one.")
+@click.option("--playbook", metavar="NAME|FILE", help="With --release: whose. Default: the run's, by its name.")
+@options([RUNS_OPTION, *LAUNCH_OPTIONS], OUTPUT_OPTIONS)
+@command_end
+def command(
+    *,
+    events: Events,
+    result: dict[str, Any],
+    run: str | None,
+    host: str | None,
+    inventory: Path | None,
+    sets: tuple[str, ...],
+    rebuild: bool,
+    playbook: str | None,
+    runs: Path,
+    again: bool,
+    detach: bool,
+    skip_canary: bool,
+    reason: str | None,
+) -> None:
+    """Go on with a run that has ended (default: the latest): stopped, failed, out of memory, lost to a reboot.
+
+    A new run with the same release and settings begins at the last whole checkpoint of the old one. It passes the
+    same stages as a deploy; the canary runs again where its verdict does not hold any more (after a reboot, say).
+    A run that SUCCEEDED goes on with more steps: --set steps=N.
+
+    Example: dflash-ops resume 20261129-151233-quickstart-7f3a
+    """
+    from dflash_ops.deploy.deploying import Choices, Outcome
+    from dflash_ops.deploy.resuming import Wish, resume
+    from dflash_ops.deploy.session import Session
+
+    if playbook is not None and not rebuild:
+        raise click.UsageError("--playbook names what --release builds: give both")
+    choices = Choices(runs=runs, detach=detach, again=again, skip_reason=skip_reason(skip_canary, reason))
+    chosen = chosen_host(events, host, inventory)
+    outcome = Outcome()
+    try:
+        with Session(chosen, events) as session:
+            resume(session, Wish(run, sets, rebuild, playbook), events, choices, outcome)
+    finally:
+        result.update(
+            release=outcome.release or None,
+            verdict=outcome.verdict,
+            parent=outcome.parent,
+            run=outcome.run,
+            state=outcome.state,
+            folder=str(outcome.folder.resolve()) if outcome.folder else None,
+        )

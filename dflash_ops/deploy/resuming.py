@@ -1,0 +1,147 @@
+"""Going on with a run that has ended: a child of it, with its settings, from its last whole checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_ops.config import ConfigError, Playbook, load_playbook
+from dflash_ops.config.document import Document, KeyPath
+from dflash_ops.config.errors import Problem
+from dflash_ops.config.loading import validated
+from dflash_ops.config.overrides import override
+from dflash_ops.deploy.building import built, checked
+from dflash_ops.deploy.deploying import Choices, Outcome, launch, proven, see_to_the_end
+from dflash_ops.deploy.events import Events
+from dflash_ops.deploy.session import Session
+from dflash_ops.deploy.stages import SECONDS_PER_HOUR, Stages
+from dflash_ops.errors import ExitCode, OpsError
+from dflash_ops.release import Release
+from dflash_ops.transport import Conversation
+
+CHANGEABLE = ("training", "run")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """`run` None: the latest. `sets`: `key=value` of `--set`. `playbook`: whose release is built anew, with `rebuild`;
+    None: the one of the run's name."""
+
+    run: str | None
+    sets: Sequence[str] = ()
+    rebuild: bool = False
+    playbook: str | None = None
+
+
+class Continued(Playbook):
+    """A playbook made of a run's own settings: what they do not name is left to its release, which has the defaults."""
+
+    def settings(self, run: str | None, prepared: str | None, cache: str) -> dict[str, Any]:
+        known = super().settings(run, prepared, cache)
+        named = self.model_dump(mode="json", include={"workload", "training"}, exclude_unset=True)
+        return {**known, **named}
+
+
+@dataclass(frozen=True)
+class Point:
+    """What the host says of the run (docs/agent-protocol.md, `resumable`)."""
+
+    run: str
+    state: str
+    release: str
+    checkpoint: str
+    step: int
+    raw: dict[str, Any]
+
+    @classmethod
+    def ask(cls, conversation: Conversation, run: str | None, events: Events) -> Point:
+        """Raises OpsError: it goes on, or has no whole checkpoint."""
+        raw = conversation.request(
+            "resumable",
+            {"run": run},
+            on_event=lambda event: events.emit("damaged", path=event["path"], why=event["why"]),
+        )
+        point = cls(raw["run"], raw["state"], raw["release"], raw["checkpoint"], int(raw["step"]), raw)
+        events.emit("resuming", run=point.run, state=point.state, checkpoint=point.checkpoint, step=point.step)
+        return point
+
+    def playbook(self, sets: Sequence[str], module: str | None) -> Continued:
+        """Raises ConfigError for what `sets` may not change, OpsError where nothing is left to do."""
+        settings = self.raw["settings"]
+        data = {
+            "version": 1,
+            "name": self.raw["playbook"] or "resumed",
+            "trainer": {"module": module or self.raw["module"]},
+            "workload": settings["workload"],
+            "training": {**settings["training"], "resume_from": self.checkpoint},
+            "run": {"canary_max_age_h": self.raw["max_age_s"] / SECONDS_PER_HOUR},
+        }
+        changed = override(Document(f"settings of run {self.run}", data, {}), sets, Playbook)
+        wrong = [_unchangeable(path) for path in changed.origins if not _may_change(path)]
+        if wrong:
+            raise ConfigError(wrong)
+        made = validated(Continued, changed.data, changed.locate)
+        if made.training.steps <= self.step:
+            raise OpsError(
+                f"run {self.run} is {self.state} and its checkpoint is at step {self.step} of {made.training.steps}: "
+                "nothing is left to do",
+                exit_code=ExitCode.USAGE,
+                kind="nothing_left",
+                where="training.steps",
+                fix=f"ask for more: `dflash-ops resume {self.run} --set steps=N`, N over {self.step}",
+            )
+        return made
+
+    def policy(self, playbook: Continued) -> dict[str, Any]:
+        """The run's own, with what was set in section `run` now."""
+        asked = playbook.run.policy()
+        return {**self.raw["policy"], **{key: asked[key] for key in asked if key in playbook.run.model_fields_set}}
+
+
+def _may_change(path: KeyPath) -> bool:
+    return path[0] in CHANGEABLE and path != ("training", "resume_from")
+
+
+def _unchangeable(path: KeyPath) -> Problem:
+    name = ".".join(map(str, path))
+    hint = (
+        "it is the run's last whole checkpoint"
+        if path[-1] == "resume_from"
+        else "a resumed run keeps its workload; for another one: dflash-ops deploy"
+    )
+    return Problem(f"--set {name}", None, "cannot be changed for a resumed run", hint)
+
+
+def resume(session: Session, wish: Wish, events: Events, choices: Choices, outcome: Outcome) -> None:
+    """As `deploy`, without a build unless it is wished for. Raises OpsError with the exit code of the stage."""
+    # a secret that cannot be read stops the command before anything is built or reached
+    _ = session.variables
+    with session.conversation() as conversation:
+        point = Point.ask(conversation, wish.run, events)
+        outcome.parent = point.run
+        with _release(wish, point, events) as (release, module):
+            playbook = point.playbook(wish.sets, module)
+            outcome.release = point.release if release is None else release.digest
+            stages = Stages(session, conversation, playbook, events)
+            stages.lock("resume")
+            if release is None:
+                stages.use(point.release)
+            else:
+                stages.stage(release)
+            with proven(stages, choices, outcome, "resume") as (run, folder):
+                launch(stages, run, folder, choices, outcome, policy=point.policy(playbook))
+    see_to_the_end(session, run, folder, choices, outcome)
+
+
+@contextmanager
+def _release(wish: Wish, point: Point, events: Events) -> Iterator[tuple[Release | None, str | None]]:
+    """The release to build anew and its module; None where the run's own is used."""
+    if not wish.rebuild:
+        yield None, None
+        return
+    playbook = load_playbook(wish.playbook or point.raw["playbook"])
+    with built(playbook, events) as release:
+        checked(release, events)
+        yield release, playbook.trainer.module

@@ -1,0 +1,125 @@
+"""`resume`: a run that has ended goes on as a child of it, through the stages of a deploy."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from dflash_ops.agent.files import digest_of
+from tests.commands import Desk, eventually
+
+UNPROVEN = ("--skip-canary", "--reason", "resuming is tested here")
+
+
+def steps_of(folder: Path) -> list[int]:
+    records = [json.loads(line) for line in (folder / "metrics.ndjson").read_text().splitlines()]
+    return [record["step"] for record in records if record["kind"] == "step"]
+
+
+def host_folder(desk: Desk, run: str) -> Path:
+    return desk.folder / "work" / "runs" / run
+
+
+def edit(path: Path, **changes: Any) -> dict[str, Any]:
+    value = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps(value))
+    return value
+
+
+def reboot(desk: Desk, run: str) -> None:
+    """What a reboot leaves behind: no process, and the records of another boot."""
+    work = desk.folder / "work"
+    state = json.loads((host_folder(desk, run) / "state.json").read_text())
+    for process in (state["supervisor"], state["job"]):
+        os.kill(process["pid"], signal.SIGKILL)
+    eventually(lambda: desk.run("stop", run).result["remaining"] == [])
+    edit(host_folder(desk, run) / "state.json", boot_id="the boot before")
+    for path in (work / "verdicts").glob("*.json"):
+        verdict = json.loads(path.read_text())
+        verdict["binding"]["boot_id"] = "the boot before"
+        verdict["digest"] = digest_of(verdict["binding"])
+        path.unlink()
+        path.with_name(f"{verdict['digest']}.json").write_text(json.dumps(verdict))
+
+
+def test_after_a_stop_without_the_playbook(desk: Desk) -> None:
+    desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 5000, "checkpoint_every": 1})
+    parent = desk.deploy("--detach", playbook="slow").result["run"]
+    refused = desk.run("resume")
+    assert refused.code == 8
+    assert f"{parent} is running" in refused.error["what"]
+    assert desk.run("stop").result["state"] == "STOPPED"
+    (desk.folder / "playbooks" / "slow.yaml").unlink()
+    for wrong in ("drafter_threads=3", "resume_from=/somewhere", "name=other"):
+        assert desk.run("resume", "--set", wrong).code == 2
+    result = json.loads((host_folder(desk, parent) / "out" / "result.json").read_text())
+    stopped_at = result["steps"]
+    nothing_left = desk.run("resume", "--set", f"steps={stopped_at}")
+    assert nothing_left.code == 2
+    assert "nothing is left to do" in nothing_left.error["what"]
+    done = desk.run("resume", "--set", f"steps={stopped_at + 2}")
+    assert done.code == 0, done.out + done.err
+    assert done.named("verdict")[0]["reused"]
+    assert not done.named("built")
+    assert (done.result["parent"], done.result["state"]) == (parent, "SUCCEEDED")
+    folder = Path(done.result["folder"])
+    assert steps_of(folder) == [stopped_at + 1, stopped_at + 2]
+    assert f"- goes on with: {parent}, from " in (folder / "report.md").read_text()
+    assert json.loads((folder / "record.json").read_text())["parent"] == parent
+    assert desk.run("status", parent).named("run")[0]["next"]["run"] == done.result["run"]
+    shown = desk.type("runs", "--host", "box").err
+    assert f"goes on with {parent}" in shown
+    assert f"went on as {done.result['run']}" in shown
+
+
+def test_after_a_reboot_from_the_last_undamaged_checkpoint(desk: Desk) -> None:
+    desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 5000, "checkpoint_every": 1})
+    parent = desk.deploy("--detach", playbook="slow").result["run"]
+    checkpoints = host_folder(desk, parent) / "out" / "checkpoints"
+    eventually(lambda: len(list(checkpoints.glob("step-??????/manifest.json"))) >= 3)
+    reboot(desk, parent)
+    whole = sorted(path.parent for path in checkpoints.glob("step-??????/manifest.json"))
+    weights = whole[-1] / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    step = int(whole[-2].name.removeprefix("step-"))
+    done = desk.run("resume", parent, "--set", f"steps={step + 1}")
+    assert done.code == 0, done.out + done.err
+    (damaged,) = done.named("damaged")
+    assert damaged["path"] == str(whole[-1])
+    assert "model.safetensors" in damaged["why"]
+    assert done.named("resuming")[0]["state"] == "LOST"
+    # the canary's verdict is of the boot before
+    assert "an earlier boot" in done.named("canary")[0]["why"]
+    assert not done.named("verdict")[0]["reused"]
+    assert steps_of(Path(done.result["folder"])) == [step + 1]
+
+
+def test_after_a_crash_with_a_newer_release(desk: Desk) -> None:
+    desk.write_playbook(faults=("fails-at-step-5",))
+    failed = desk.deploy(*UNPROVEN)
+    assert failed.code == 8
+    assert desk.type("resume", "--host", "box", "--playbook", "tiny").code == 2
+    desk.write_playbook(workload={"drafter_threads": 3})
+    done = desk.run("resume", "--release")
+    assert done.code == 0, done.out + done.err
+    assert done.result["release"] == done.named("built")[0]["release"] != failed.result["release"]
+    # the settings are the run's own, and a skipped canary is not skipped again
+    settings = json.loads((Path(done.result["folder"]) / "settings.json").read_text())
+    assert settings["workload"]["drafter_threads"] == 2
+    assert done.result["verdict"] == "pass"
+    assert steps_of(Path(done.result["folder"])) == list(range(5, 13))
+
+
+def test_without_a_checkpoint_or_a_run(desk: Desk) -> None:
+    assert desk.run("resume").code == 2
+    desk.write_playbook(faults=("fails-at-step-5",), training={"checkpoint_every": 100})
+    run = desk.deploy(*UNPROVEN).result["run"]
+    done = desk.run("resume", run)
+    assert done.code == 8
+    assert "no checkpoint" in done.error["what"]
+    assert "dflash-ops deploy" in done.error["fix"]
+    (host_folder(desk, run) / "settings.json").unlink()
+    assert desk.run("resume", run).code == 8
