@@ -21,17 +21,22 @@ def apply_patch(tree: Mapping[str, TreeFile], data: bytes, patch: str) -> dict[s
     """
     result = dict(tree)
     for diff in parse(data, patch):
-        _apply_file(result, diff, patch)
+        _apply_file(result, tree, diff, patch)
     _refuse_file_and_folder(result, patch)
     return result
 
 
-def _apply_file(tree: dict[str, TreeFile], diff: FileDiff, patch: str) -> None:
+def _apply_file(tree: dict[str, TreeFile], before: Mapping[str, TreeFile], diff: FileDiff, patch: str) -> None:
+    """Changes `tree`; `before` is the tree as it was before the whole patch."""
+
     def refuse(what: str, file: str, fix: str) -> PatchError:
         return PatchError(what, PatchPlace(patch, file, line=diff.line, in_patch=True), fix)
 
     if diff.change is Change.CREATE:
         old = TreeFile(b"", 0o644)
+    elif diff.change is Change.COPY and diff.old in before:
+        # git's copies are of what was there before, whatever the same patch does to the file itself
+        old = before[diff.old]
     elif diff.old in tree:
         old = tree[diff.old]
         if diff.old_mode not in {None, old.mode}:

@@ -252,3 +252,12 @@ def test_what_is_no_patch_for_a_release(patch: str, what: str) -> None:
     error = refusal(tree(x="1\n", y="1\n"), patch)
     assert what in error.what
     assert "x.patch:" in error.where
+
+
+def test_a_copy_is_of_the_file_as_it_was_before_the_patch() -> None:
+    patch = (
+        "diff --git a/a.py b/a.py\nold mode 100644\nnew mode 100755\n"
+        "diff --git a/a.py b/b.py\nsimilarity index 100%\ncopy from a.py\ncopy to b.py\n"
+    )
+    made = apply_patch({"a.py": TreeFile(b"x\n", 0o644)}, patch.encode(), "p")
+    assert made == {"a.py": TreeFile(b"x\n", 0o755), "b.py": TreeFile(b"x\n", 0o644)}
