@@ -63,10 +63,11 @@ class HumanView:
             "checkpoint": lambda e: self._say(f"collect  {escape(e['path'])} verified ({_size(e['bytes'])})"),
             "collected": self._collected,
             "damaged": lambda e: self._say(
-                f"[yellow]warn[/]     the checkpoint {escape(e['path'])} is passed over: {escape(e['why'])}"
+                f"[yellow]warn[/]     the checkpoint {escape(str(e['path']))} is passed over: {escape(str(e['why']))}"
             ),
             "resuming": lambda e: self._say(
-                f"resume   run {e['run']} ({e['state']}) from step {e['step']}: {escape(e['checkpoint'])}"
+                f"resume   run {escape(str(e['run']))} ({escape(str(e['state']))}) from step {e['step']}: "
+                f"{escape(str(e['checkpoint']))}"
             ),
             "phase": lambda e: self._say(f"stop     {escape(str(e['phase']))}"),
             "run": self._run,
@@ -184,10 +185,10 @@ class HumanView:
         if event.get("skipped_canary"):
             self._say(f"  [bold red]without a canary[/]: {escape(event['skipped_canary'])}")
         if event.get("parent"):
-            self._say(f"  goes on with {event['parent']}")
+            self._say(f"  goes on with {escape(str(event['parent']))}")
         following = event.get("next") or {}
         if following.get("run"):
-            self._say(f"  went on as {following['run']}")
+            self._say(f"  went on as {escape(str(following['run']))}")
 
     def _error(self, event: Event) -> None:
         self._say(f"[bold red]error[/]    {escape(event['what'])}")
