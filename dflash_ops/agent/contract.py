@@ -14,7 +14,7 @@ from .jobs import Ending, Job, new_id, run_verb
 from .leases import leased
 from .orphans import mark_running
 
-_REFUSED = 2
+REFUSED = 2
 _KEY = re.compile(r"[0-9A-Za-z]{8,128}")
 
 
@@ -75,7 +75,7 @@ def _new_folder(path: Path) -> Path:
 
 def _failed(verb: str, ending: Ending, log: Path) -> AgentError:
     lines = tail_lines(log)
-    if ending.code == _REFUSED:
+    if ending.code == REFUSED:
         return AgentError(
             "refused",
             lines[-1] if lines else "the trainer refused its settings",

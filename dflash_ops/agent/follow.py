@@ -12,7 +12,7 @@ from .arguments import Arguments
 from .conversation import Conversation
 from .files import open_regular
 from .frames import LOG_STREAM, METRICS_STREAM
-from .runs import RunState, find_run
+from .runs import RunFolder, find_run
 
 POLL_S = 0.05
 _CHUNK = 256 * 1024
@@ -85,6 +85,16 @@ class Tail:
             self.moved(cursor, skipped)
 
 
+def tell_if_it_waits(conversation: Conversation, folder: RunFolder) -> bool:
+    """Event `starts_again` where the run waits for that; whether it was told."""
+    if not folder.starts_again:
+        return False
+    found = folder.successor()
+    if found is not None:
+        conversation.event("starts_again", run=folder.run, state=folder.state().value, due=found.due, left=found.left)
+    return True
+
+
 def op_follow(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     folder = find_run(conversation.work, args.optional_run())
     wait = args.flag("wait")
@@ -104,13 +114,15 @@ def op_follow(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         ("log", LOG_STREAM, Tail(log.file, start("log"), teller("log"), log.following)),
         ("metrics", METRICS_STREAM, Tail(lambda _: folder.metrics, start("metrics"), teller("metrics"))),
     )
+    told = False
     while True:
         # asked before the files are read: what was written before the end is then read too
-        ended = folder.state() is not RunState.RUNNING
+        ended = not folder.goes_on
         for _, number, tail in streams:
             for block in tail.read():
                 conversation.data(block, number)
         if ended or not wait:
             break
+        told = told or tell_if_it_waits(conversation, folder)
         time.sleep(POLL_S)
     return {**folder.summary(), "cursors": {name: asdict(tail.cursor) for name, _, tail in streams}}

@@ -60,6 +60,17 @@ class Job:
             Variables.from_arguments(args),
         )
 
+    @classmethod
+    def from_record(
+        cls, work: WorkDir, record: Dict[str, Any], settings: Dict[str, Any], secret_variables: Dict[str, str]
+    ) -> "Job":
+        """The job of a run.json once more, resolved on this host anew, with these settings."""
+        variables = record["binding"].get("variables") or {}
+        plain = {name: value for name, value in variables.items() if value is not None}
+        values = {name: record.get(name) for name in ("module", "python", "user", "playbook")}
+        values.update(digest=record.get("release"), settings=settings, environment=plain, secrets=secret_variables)
+        return cls.from_arguments(work, Arguments("run.json", values))
+
     @property
     def workload(self) -> Dict[str, Any]:
         return dict(self.settings["workload"])

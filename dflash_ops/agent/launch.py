@@ -22,7 +22,7 @@ from .leases import refuse_if_busy
 from .occupied import refuse_if_occupied
 from .policy import Policy
 from .processes import Mark, ProcessId, boot_id
-from .resume import refuse_if_alive
+from .resume import refuse_if_alive, refuse_if_stopped
 from .runs import RunFolder, RunState, find_run
 from .successor import Kind, Outcome, Successor
 from .verdicts import Binding, Verdict
@@ -43,7 +43,7 @@ def op_free(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
 @dataclass(frozen=True)
 class Order:
     """A run that is asked for. `max_age_s`: seconds that a verdict may be old; `reason`: why there is no canary;
-    `parent`: the run that it continues."""
+    `parent`: the run that it continues; `restart`: how many times in a row the host started it by itself."""
 
     run: str
     job: Job
@@ -51,6 +51,7 @@ class Order:
     max_age_s: float
     reason: Optional[str]
     parent: Optional[str] = None
+    restart: int = 0
 
 
 def op_launch(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
@@ -73,21 +74,26 @@ def launch(work: WorkDir, order: Order, agent_file: str) -> RunFolder:
     AgentError `gate`, `busy`, `run_exists` or `start`.
     """
     devices = order.job.devices.names
-    refuse_if_busy(work, devices)
+    but = order.parent if order.restart else None
+    refuse_if_busy(work, devices, but=but)
     refuse_if_occupied(work, devices, order.policy.shared_gpus)
     binding, verdict = allow_launch(work, order.job, order.max_age_s, order.reason)
     with exclusive(work.guard):
-        refuse_if_busy(work, devices)
+        refuse_if_busy(work, devices, but=but)
         parent = None if order.parent is None else find_run(work, order.parent)
         if parent is not None:
-            refuse_if_alive(parent)
+            (refuse_if_stopped if order.restart else refuse_if_alive)(parent)
         folder = _begin(work, order, binding, verdict)
         if parent is not None:
-            Successor(Kind.RESUME, Outcome.STARTED, order.run).write(parent.path)
+            kind = Kind.RESTART if order.restart else Kind.RESUME
+            left = max(0, order.policy.restarts - order.restart)
+            Successor(kind, Outcome.STARTED, order.run, left=left).write(parent.path)
     about = {"run": order.run, "release": order.job.digest, "devices": devices, "playbook": order.job.playbook}
     told = {"parent": order.parent, "skipped_canary": order.reason, "shared_gpus": order.policy.shared_gpus}
     work.record("launch", **about, **told)
-    _start_supervisor(work, folder, order.policy, agent_file)
+    # detached from within the parent's unit, it would end with that unit
+    only_as_unit = bool(order.restart and parent is not None and parent.record().get("unit"))
+    _start_supervisor(work, folder, order.policy, agent_file, only_as_unit=only_as_unit)
     return folder
 
 
@@ -131,6 +137,7 @@ def _begin(work: WorkDir, order: Order, binding: Binding, verdict: Optional[Verd
         "skipped_canary": order.reason,
         "playbook": job.playbook,
         "parent": order.parent,
+        "restart": order.restart,
         "policy": order.policy.to_json(),
         "unit": f"dflash-ops-{run}" if can_start_units() else None,
         "started": time.time(),
@@ -141,7 +148,7 @@ def _begin(work: WorkDir, order: Order, binding: Binding, verdict: Optional[Verd
     return folder
 
 
-def _start_supervisor(work: WorkDir, folder: RunFolder, policy: Policy, agent_file: str) -> None:
+def _start_supervisor(work: WorkDir, folder: RunFolder, policy: Policy, agent_file: str, *, only_as_unit: bool) -> None:
     """Starts it as a systemd unit, or detached where that cannot be; then run.json's `unit` becomes null."""
     command = [sys.executable, "-I", agent_file, "supervise", str(folder.path)]
     record = folder.record()
@@ -159,6 +166,8 @@ def _start_supervisor(work: WorkDir, folder: RunFolder, policy: Policy, agent_fi
         problem = _run_quietly(["systemd-run", "--quiet", f"--unit={unit}", *options, "--", *command])
         if problem is None:
             return
+        if only_as_unit:
+            raise _could_not_start(folder, problem)
         # systemd is there but cannot be asked (no bus in small containers): detached works there too
         work.record("no_unit", run=folder.run, reason=problem)
         write_json(folder.path / "run.json", {**record, "unit": None})

@@ -25,7 +25,7 @@ class Lease:
     """`devices` is None where the owner's record is damaged: then it may use any.
 
     `kind` is `run` or the verb of a job; `state` is a run's, RUNNING for a job; `pids` are what is left of a run that
-    is not running; `agent` is the pid of a job's agent; `since` is Unix time.
+    is not running, none where it waits to be started again; `agent` is the pid of a job's agent; `since` is Unix time.
     """
 
     kind: str
@@ -50,6 +50,8 @@ class Lease:
             return "is running"
         if self.state == RunState.LOST.value:
             return f"has lost its supervisor, but its processes {self.pids} live"
+        if not self.pids:
+            return f"has ended {self.state} and is about to be started again"
         return f"has ended {self.state}, but its processes {self.pids} live"
 
 
@@ -66,7 +68,7 @@ def _of_runs(work: WorkDir) -> Iterator[Lease]:
         if left:
             # they were seen before its state was read: what ended in between holds nothing
             left = folder.mark.pids()
-        if state is RunState.RUNNING or left:
+        if state is RunState.RUNNING or left or folder.starts_again:
             yield _of_run(folder, state, left)
 
 
@@ -82,11 +84,15 @@ def _of_jobs(work: WorkDir) -> Iterator[Lease]:
             yield Lease(job.verb, job.name, job.devices, job.since, state, [], job.agent.pid, job.playbook)
 
 
-def refuse_if_busy(work: WorkDir, devices: Sequence[str]) -> None:
-    """AgentError `busy` when one of the devices is leased; a lost run whose processes live on still holds its own."""
+def refuse_if_busy(work: WorkDir, devices: Sequence[str], *, but: Optional[str] = None) -> None:
+    """AgentError `busy` when one of the devices is leased; a lost run whose processes live on still holds its own.
+
+    `but` names the run whose restart asks: what it keeps for that is not in its way.
+    """
     for lease in leases(work):
         shared = lease.shared(devices)
-        if not shared:
+        kept_for_it = lease.kind == "run" and lease.owner == but and not lease.pids
+        if not shared or kept_for_it:
             continue
         if lease.kind == "run":
             fix = f"wait for it, stop it (dflash-ops stop {lease.owner}), or choose other GPUs"

@@ -13,13 +13,17 @@ class Policy:
     """Kept in run.json as `policy`.
 
     `grace_s`: seconds between SIGTERM and SIGKILL. `log_rotate_bytes`: at this size a file of the log is followed by
-    the next one. `log_max_bytes`: more than this is never kept of a run's log. `shared_gpus`: why GPUs that others use are no obstacle.
+    the next one. `log_max_bytes`: more than this is never kept of a run's log. `shared_gpus`: why GPUs that others use
+    are no obstacle. `restarts`: how often a run that crashed is started again by its host. `restart_backoff_s`: seconds
+    before the first time, doubled for each that follows.
     """
 
     grace_s: float = 120.0
     log_rotate_bytes: int = 64 * 1024 * 1024
     log_max_bytes: int = 4 * 1024 * 1024 * 1024
     shared_gpus: Optional[str] = None
+    restarts: int = 0
+    restart_backoff_s: float = 30.0
 
     @classmethod
     def from_arguments(cls, args: Arguments) -> "Policy":
@@ -30,6 +34,8 @@ class Policy:
             log_rotate_bytes=given.size("log_rotate_bytes", cls.log_rotate_bytes),
             log_max_bytes=given.size("log_max_bytes", cls.log_max_bytes),
             shared_gpus=given.optional_text("shared_gpus"),
+            restarts=given.size("restarts", cls.restarts),
+            restart_backoff_s=given.seconds("restart_backoff_s", cls.restart_backoff_s),
         )
 
     @classmethod

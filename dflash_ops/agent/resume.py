@@ -54,14 +54,29 @@ def op_resumable(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
 
 
 def refuse_if_alive(folder: RunFolder) -> None:
-    """AgentError `alive` where the run, or what is left of it, still goes on."""
+    """AgentError `alive` where the run, or what is left of it, still goes on, or is about to start again."""
     state = folder.state()
     if state is RunState.RUNNING:
         raise _alive(folder, "is running: there is nothing to resume", f"see it: dflash-ops tail-logs -f {folder.run}")
+    if folder.starts_again:
+        what = "is about to be started again by its host"
+        raise _alive(folder, what, f"see it: dflash-ops tail-logs -f {folder.run}, or end that: dflash-ops stop")
     left = folder.mark.pids()
     if left:
         what = f"is {state.value}, but its processes {left} live"
         raise _alive(folder, what, f"end them: dflash-ops stop {folder.run}; then resume")
+
+
+def refuse_if_stopped(parent: RunFolder) -> None:
+    """AgentError `stopped`. To be called under the guard, as a stop is asked for under it."""
+    if parent.stop_file.exists():
+        raise AgentError(
+            "stopped",
+            f"run {parent.run} was stopped before it was started again",
+            "supervisor of the host",
+            f"go on by hand: dflash-ops resume {parent.run}",
+            ExitCode.RUN_FAILED,
+        )
 
 
 def _alive(folder: RunFolder, what: str, fix: str) -> AgentError:

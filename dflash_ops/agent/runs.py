@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
@@ -14,7 +14,7 @@ from .errors import AgentError, ExitCode
 from .files import read_json, tail_lines
 from .logfiles import LogFolder
 from .processes import Mark, ProcessId, boot_id
-from .successor import Successor
+from .successor import Kind, Outcome, Successor
 from .workdir import WorkDir
 
 
@@ -92,6 +92,26 @@ class RunFolder:
             return RunState(ended["state"])
         return RunState.RUNNING if supervised else RunState.LOST
 
+    def successor(self) -> Optional[Successor]:
+        """What goes on with this run. One whose supervisor is gone does not wait for anything any more."""
+        supervised = self.supervisor() is not None
+        # read after the look at the supervisor: it writes next.json before it goes
+        found = Successor.of(self.path)
+        if found is None or found.outcome is not Outcome.WAITING or supervised:
+            return found
+        return replace(found, outcome=Outcome.REFUSED, why="its supervisor did not live to start it again", due=None)
+
+    @property
+    def starts_again(self) -> bool:
+        """Whether it has ended, and its supervisor waits to start it again: its devices are kept for that."""
+        found = self.successor()
+        return found is not None and found.outcome is Outcome.WAITING and self.ended() is not None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it runs, or its host has not decided yet what goes on with it."""
+        return self.state() is RunState.RUNNING or self.starts_again
+
     def ended(self) -> Optional[Dict[str, Any]]:
         """exit.json; a damaged one says nothing."""
         value = read_json(self.exit_file)
@@ -119,7 +139,7 @@ class RunFolder:
     def summary(self) -> Dict[str, Any]:
         """What `status` says of a run; `evidence` is the end of the log where a run ended badly."""
         record, state = self.record(), self.state()
-        ended, following = self.ended(), Successor.of(self.path)
+        ended, following = self.ended(), self.successor()
         job = (read_json(self.state_file) or {}).get("job") or {}
         return {
             "run": self.run,
@@ -177,6 +197,15 @@ def find_run(work: WorkDir, run: Optional[str]) -> RunFolder:
         ExitCode.USAGE,
         names,
     )
+
+
+def last_restart(work: WorkDir, folder: RunFolder) -> RunFolder:
+    """The run that `folder` has become by restarts; itself where there was none."""
+    while True:
+        found = folder.successor()
+        if found is None or found.kind is not Kind.RESTART or found.run is None:
+            return folder
+        folder = RunFolder(work.runs / found.run)
 
 
 def op_runs(conversation: Conversation, _: Arguments) -> Dict[str, Any]:

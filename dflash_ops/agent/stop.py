@@ -11,24 +11,35 @@ from typing import Any, Dict
 from .arguments import Arguments
 from .conversation import Conversation
 from .devices import search_path
-from .files import write_json
+from .files import exclusive, write_json
 from .follow import POLL_S
 from .policy import Policy
-from .runs import RunFolder, RunState, find_run
+from .runs import RunFolder, RunState, find_run, last_restart
 
 SLACK_S = 15.0
 
 
 def op_stop(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     """Events `phase`: asked, then killed if it took that, and verified. `remaining` holds what would not die."""
-    folder = find_run(conversation.work, args.optional_run())
+    work = conversation.work
+    asked = find_run(work, args.optional_run())
+    with exclusive(work.guard):
+        # under the guard a restart either has happened, or will not any more
+        folder = last_restart(work, asked)
+        waited = folder.starts_again
+        if waited:
+            _ask(folder, 0)
     grace_s = args.seconds("grace_s", Policy.of_record(folder.record()).grace_s)
     if folder.state() is RunState.RUNNING:
         _ask(folder, grace_s)
         conversation.work.record("stop", run=folder.run, grace_s=grace_s)
         conversation.event("phase", phase="asked", what=f"asked for a checkpoint, {grace_s:g} s to write it")
         _wait(folder, grace_s + SLACK_S)
-    if folder.state() is RunState.RUNNING:
+    if waited:
+        work.record("stop", run=folder.run)
+        conversation.event("phase", phase="asked", what="it will not be started again")
+        _wait(folder, SLACK_S)
+    if folder.goes_on:
         # it had time enough to do this itself
         supervisor = folder.supervisor()
         if supervisor is not None:
@@ -54,7 +65,7 @@ def _ask(folder: RunFolder, grace_s: float) -> None:
 
 def _wait(folder: RunFolder, patience_s: float) -> None:
     until = time.monotonic() + patience_s
-    while folder.state() is RunState.RUNNING and time.monotonic() < until:
+    while folder.goes_on and time.monotonic() < until:
         time.sleep(POLL_S)
 
 

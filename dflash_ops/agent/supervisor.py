@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, Dict, Optional
@@ -20,6 +21,7 @@ from .launch import write_exit
 from .masking import Masks
 from .policy import Policy
 from .processes import ProcessId, become_subreaper, boot_id, boottime_s, children_of, signal_group
+from .restart import Restart
 from .runs import RunFolder, RunState
 
 _LOOK_S = 0.2
@@ -42,8 +44,9 @@ def end_state(code: Optional[int], number: Optional[int], stop_asked: bool, oom_
 class Supervisor:
     """One run, from its start to exit.json. A stop is asked for by stop.json or by SIGTERM to this process."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, agent_file: str) -> None:
         self._folder = folder
+        self._agent_file = agent_file
         self._record = folder.record()
         self._policy = Policy.of_record(self._record)
         self._secrets: Dict[str, str] = {}
@@ -74,7 +77,15 @@ class Supervisor:
             self._sleep(wake)
         self._clear()
         self._drain(wake)
-        self._finish(self._status, (cgroup.oom_kills() or 0) - kills_before)
+        restart = Restart(self._folder, self._secrets, self._agent_file)
+        self._finish(self._status, (cgroup.oom_kills() or 0) - kills_before, restart)
+        restart.carry_out(lambda: self._stopped_meanwhile(wake))
+
+    def _stopped_meanwhile(self, wake: int) -> bool:
+        """Lives on for a moment after the run's end; whether it got SIGTERM."""
+        self._beat()
+        self._sleep(wake)
+        return self._terminated
 
     def _sleep(self, wake: int) -> None:
         """A moment, or less if a child ends or a signal comes."""
@@ -205,12 +216,13 @@ class Supervisor:
                 _say(f"the log was not at its end after {patience_s:g} s")
                 hurry()
 
-    def _finish(self, status: int, oom_kills: int) -> None:
+    def _finish(self, status: int, oom_kills: int, restart: Restart) -> None:
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         state = end_state(code, number, self._stop_deadline is not None, oom_kills)
         while True:
             try:
+                restart.plan(state, code)
                 write_exit(self._folder, state, code=code, signal=number, oom_kill=oom_kills, forced=self._forced)
                 return
             except OSError as error:
@@ -242,5 +254,5 @@ def supervise(path: str, detached: bool) -> int:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
-    Supervisor(folder).run()
+    Supervisor(folder, os.path.abspath(sys.argv[0])).run()
     return 0

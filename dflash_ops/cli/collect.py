@@ -42,23 +42,14 @@ def command(
     """
     from dflash_ops.deploy.collecting import Choice
     from dflash_ops.deploy.homecoming import bring_home
-    from dflash_ops.deploy.records import open_record
+    from dflash_ops.deploy.records import record_of
     from dflash_ops.deploy.session import Session
 
     chosen = chosen_host(events, host, inventory)
     with Session(chosen, events) as session:
         with session.conversation() as conversation:
             status = conversation.request("status", {"run": run})
-        folder = open_record(
-            runs,
-            status["run"],
-            {
-                "host": chosen.name,
-                "playbook": status["playbook"],
-                "release": status["release"],
-                "skipped_canary": status["skipped_canary"],
-            },
-        )
+        folder = record_of(runs, status, chosen.name)
         result.update(run=status["run"], state=status["state"], folder=str(folder.resolve()))
         choice = Choice(optimizer=optimizer, last=last)
         ended = bring_home(session, status["run"], folder, events, choice, follow=follow)

@@ -22,6 +22,13 @@ AGAIN = click.option("--again", is_flag=True, help="Run the canary even where it
 
 
 LAUNCH_OPTIONS = [
+    click.option(
+        "--restart",
+        "restarts",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="The host starts the run again when it crashes, N times at most. As --set run.restarts=N.",
+    ),
     AGAIN,
     click.option("--detach", is_flag=True, help="Return once the run is launched."),
     click.option(
@@ -29,6 +36,10 @@ LAUNCH_OPTIONS = [
     ),
     click.option("--reason", metavar="TEXT", help="Why the canary is skipped."),
 ]
+
+
+def with_restarts(sets: tuple[str, ...], restarts: int | None) -> tuple[str, ...]:
+    return sets if restarts is None else (*sets, f"run.restarts={restarts}")
 
 
 def skip_reason(skip_canary: bool, reason: str | None) -> str | None:
@@ -52,6 +63,7 @@ def command(
     playbook: str,
     sets: tuple[str, ...],
     runs: Path,
+    restarts: int | None,
     again: bool,
     dry_run: bool,
     detach: bool,
@@ -71,7 +83,7 @@ def command(
 
     said = skip_reason(skip_canary, reason)
     chosen = chosen_host(events, host, inventory)
-    loaded = load_playbook(playbook, sets=sets)
+    loaded = load_playbook(playbook, sets=with_restarts(sets, restarts))
     choices = Choices(runs=runs, detach=detach, again=again, skip_reason=said)
     if dry_run:
         events.emit("plan", steps=plan(chosen, loaded, choices))

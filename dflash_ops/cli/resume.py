@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from dflash_ops.cli.common import HOST_OPTIONS, OUTPUT_OPTIONS, RUNS_OPTION, chosen_host, command_end, options
-from dflash_ops.cli.deploy import LAUNCH_OPTIONS, skip_reason
+from dflash_ops.cli.deploy import LAUNCH_OPTIONS, skip_reason, with_restarts
 from dflash_ops.deploy.events import Events
 
 
@@ -23,7 +23,7 @@ from dflash_ops.deploy.events import Events
     help="Change one setting of the sections training and run; the workload stays.",
 )
 @click.option("--release", "rebuild", is_flag=True, help="Build the playbook's release anew and go on with that one.")
-@click.option("--playbook", metavar="NAME|FILE", help="With --release: whose. Default: the run's, by its name.")
+@click.option("--playbook", metavar="NAME|FILE", help="With --release: whose.")
 @options([RUNS_OPTION, *LAUNCH_OPTIONS], OUTPUT_OPTIONS)
 @command_end
 def command(
@@ -37,6 +37,7 @@ def command(
     rebuild: bool,
     playbook: str | None,
     runs: Path,
+    restarts: int | None,
     again: bool,
     detach: bool,
     skip_canary: bool,
@@ -54,14 +55,14 @@ def command(
     from dflash_ops.deploy.resuming import Wish, resume
     from dflash_ops.deploy.session import Session
 
-    if playbook is not None and not rebuild:
-        raise click.UsageError("--playbook names what --release builds: give both")
+    if rebuild != (playbook is not None):
+        raise click.UsageError("--release builds the release of --playbook: give both, or neither")
     choices = Choices(runs=runs, detach=detach, again=again, skip_reason=skip_reason(skip_canary, reason))
     chosen = chosen_host(events, host, inventory)
     outcome = Outcome()
     try:
         with Session(chosen, events) as session:
-            resume(session, Wish(run, sets, rebuild, playbook), events, choices, outcome)
+            resume(session, Wish(run, with_restarts(sets, restarts), playbook), events, choices, outcome)
     finally:
         result.update(
             release=outcome.release or None,

@@ -44,6 +44,7 @@ def command(
     """
     from collections import deque
 
+    from dflash_ops.deploy.chain import through_restarts
     from dflash_ops.deploy.follow import follow
     from dflash_ops.deploy.session import Session
 
@@ -60,18 +61,22 @@ def command(
         def show(line: str) -> None:
             events.emit("log", source="run", line=line)
 
-        status = follow(
-            session,
-            found,
-            wait=wait,
-            on_line=show if lines is None else kept.append,
-            on_step=lambda record: None,
-        )
+        def look(each: str | None) -> dict[str, Any]:
+            return follow(
+                session,
+                each,
+                wait=wait,
+                on_line=show if lines is None else kept.append,
+                on_step=lambda record: None,
+            )
+
+        if wait:
+            for status in through_restarts(found, look, events):
+                result.update(run=status["run"], state=status["state"])
+            return
+        result["state"] = look(found)["state"]
         for line in kept:
             show(line)
-        result["state"] = status["state"]
-        if wait:
-            events.emit("ended", run=found, state=status["state"], exit=status["exit"])
 
 
 def _latest(session: Any, events: Events, wait: bool) -> str:

@@ -53,6 +53,10 @@ class Run(Model):
     """Size at which a file of the run's log is followed by the next one."""
     log_max_bytes: Annotated[int, Field(ge=MIB)] = 4096 * MIB
     """Most that is kept of a run's log on the host: then its oldest files go, never the first."""
+    restarts: Annotated[int, Field(ge=0, le=100)] = 0
+    """How often the host starts a run again that crashed: from its last checkpoint, while the verdict holds."""
+    restart_backoff_s: Annotated[float, Field(ge=0)] = 30
+    """Seconds before the first restart; doubled for each that follows, up to an hour."""
     prepare_timeout_s: Seconds = 3600
     """Seconds for the trainer's `prepare`."""
     check_timeout_s: Seconds = 300
@@ -60,7 +64,9 @@ class Run(Model):
 
     def policy(self) -> dict[str, Any]:
         """What the host must know to look after the run (docs/agent-protocol.md, `launch`)."""
-        return self.model_dump(include={"grace_s", "log_rotate_bytes", "log_max_bytes"})
+        return self.model_dump(
+            include={"grace_s", "log_rotate_bytes", "log_max_bytes", "restarts", "restart_backoff_s"}
+        )
 
 
 class Playbook(Model):

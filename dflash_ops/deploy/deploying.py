@@ -11,10 +11,11 @@ from typing import Any
 
 from dflash_ops.config import Playbook
 from dflash_ops.deploy.building import built, checked
+from dflash_ops.deploy.chain import through_restarts
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.follow import follow
 from dflash_ops.deploy.homecoming import bring_home
-from dflash_ops.deploy.records import LastRun, create_record, new_run_id, remember_last
+from dflash_ops.deploy.records import LastRun, create_record, new_run_id, record_of, remember_last
 from dflash_ops.deploy.session import Session
 from dflash_ops.deploy.stages import Stages, refuse_verdict
 from dflash_ops.errors import ExitCode, OpsError, TransportError
@@ -80,10 +81,16 @@ def see_to_the_end(session: Session, run: str, folder: Path, choices: Choices, o
     """Follows and collects, unless the person wants to walk away. Raises OpsError (exit 8) when the run failed."""
     if choices.detach:
         return
-    status = watch(session, run, session.events)
-    outcome.state = status["state"]
-    bring_home(session, run, folder, session.events, patient=True)
-    refuse_bad_end(status, session.host.name)
+    host, events = session.host.name, session.events
+    for status in through_restarts(run, lambda each: watch(session, each, events), events):
+        outcome.run, outcome.state = status["run"], status["state"]
+        if outcome.run != run:
+            run, folder = status["run"], record_of(choices.runs, status, host)
+            outcome.folder = folder
+            events.keep_in(folder / "events.ndjson")
+            _remember(LastRun(host, run, str(folder.resolve())), events)
+        bring_home(session, run, folder, events, patient=True)
+    refuse_bad_end(status, host)
 
 
 def _remember(last: LastRun, events: Events) -> None:
@@ -156,17 +163,15 @@ def _judge(stages: Stages, folder: Path, *, again: bool, outcome: Outcome) -> No
     refuse_verdict(verdict, stages.session.host.name)
 
 
-def watch(session: Session, run: str, events: Events) -> dict[str, Any]:
+def watch(session: Session, run: str | None, events: Events) -> dict[str, Any]:
     """Follows to the end; log lines and steps become events. Returns the final status."""
-    status = follow(
+    return follow(
         session,
         run,
         wait=True,
         on_line=lambda line: events.emit("log", source="run", line=line),
         on_step=_step_event(events),
     )
-    events.emit("ended", run=run, state=status["state"], exit=status["exit"])
-    return status
 
 
 def _step_event(events: Events) -> Callable[[dict[str, Any]], None]:
@@ -185,6 +190,6 @@ def refuse_bad_end(status: dict[str, Any], where: str) -> None:
         exit_code=ExitCode.RUN_FAILED,
         kind="run",
         where=where,
-        fix=f"its log: `dflash-ops tail-logs {status['run']}`",
+        fix=f"its log: `dflash-ops tail-logs {status['run']}`; to go on: `dflash-ops resume {status['run']}`",
         evidence=status.get("evidence"),
     )

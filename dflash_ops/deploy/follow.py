@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from dflash_ops.deploy.chain import tell_wait
 from dflash_ops.deploy.lines import LineSplitter
 from dflash_ops.deploy.reconnect import reconnecting
 from dflash_ops.deploy.session import Session
@@ -33,7 +34,7 @@ class Cursors:
 
 def follow(
     session: Session,
-    run: str,
+    run: str | None,
     *,
     wait: bool,
     on_line: Callable[[str], None],
@@ -41,7 +42,8 @@ def follow(
 ) -> dict[str, Any]:
     """Every log line and every metrics record of `run` once, in order. Returns the run's status at the end.
 
-    With `wait` it ends when the run has ended and all is read. A broken link is met again (deploy/reconnect.py).
+    With `wait` it ends when the run has ended, its host has decided whether to start it again, and all is read. A
+    broken link is met again (deploy/reconnect.py).
     """
     cursors = Cursors()
     lines = LineSplitter(on_line)
@@ -53,6 +55,7 @@ def follow(
         cursors.moved(stream, len(data))
 
     def on_event(event: dict[str, Any]) -> None:
+        tell_wait(event, session.events)
         if event["event"] == "generation":
             cursors.named(event["stream"]).update(generation=event["generation"], offset=event["offset"])
             if event.get("skipped"):

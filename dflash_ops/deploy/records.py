@@ -50,6 +50,12 @@ def open_record(runs: Path, run: str, facts: Mapping[str, object]) -> Path:
     return folder if (folder / "record.json").exists() else create_record(runs, run, facts)
 
 
+def record_of(runs: Path, status: Mapping[str, object], host: str) -> Path:
+    """The folder of a run that was begun elsewhere, or by the host itself: as its status tells of it."""
+    told = ("playbook", "release", "skipped_canary", "parent")
+    return open_record(runs, str(status["run"]), {"host": host, **{name: status[name] for name in told}})
+
+
 @contextmanager
 def bringing_home(folder: Path, *, wait: Callable[[str], None] | None = None) -> Iterator[None]:
     """One command at a time brings files into a run's folder. The kernel lets go of it when that command is gone.

@@ -26,12 +26,11 @@ CHANGEABLE = ("training", "run")
 
 @dataclass(frozen=True)
 class Wish:
-    """`run` None: the latest. `sets`: `key=value` of `--set`. `playbook`: whose release is built anew, with `rebuild`;
-    None: the one of the run's name."""
+    """`run` None: the latest. `sets`: `key=value` of `--set`. `playbook`: whose release is built anew; None: the run's
+    own release is used."""
 
     run: str | None
     sets: Sequence[str] = ()
-    rebuild: bool = False
     playbook: str | None = None
 
 
@@ -121,7 +120,7 @@ def resume(session: Session, wish: Wish, events: Events, choices: Choices, outco
     with session.conversation() as conversation:
         point = Point.ask(conversation, wish.run, events)
         outcome.parent = point.run
-        with _release(wish, point, events) as (release, module):
+        with _release(wish, events) as (release, module):
             playbook = point.playbook(wish.sets, module)
             outcome.release = point.release if release is None else release.digest
             stages = Stages(session, conversation, playbook, events)
@@ -136,12 +135,12 @@ def resume(session: Session, wish: Wish, events: Events, choices: Choices, outco
 
 
 @contextmanager
-def _release(wish: Wish, point: Point, events: Events) -> Iterator[tuple[Release | None, str | None]]:
+def _release(wish: Wish, events: Events) -> Iterator[tuple[Release | None, str | None]]:
     """The release to build anew and its module; None where the run's own is used."""
-    if not wish.rebuild:
+    if wish.playbook is None:
         yield None, None
         return
-    playbook = load_playbook(wish.playbook or point.raw["playbook"])
+    playbook = load_playbook(wish.playbook)
     with built(playbook, events) as release:
         checked(release, events)
         yield release, playbook.trainer.module

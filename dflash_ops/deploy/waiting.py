@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from dflash_ops.deploy.chain import tell_wait, through_restarts
 from dflash_ops.deploy.reconnect import GIVE_UP_S, reconnecting
 from dflash_ops.deploy.session import Session
 from dflash_ops.errors import ExitCode, OpsError
@@ -12,9 +13,16 @@ from dflash_ops.transport import Conversation
 
 
 def wait(session: Session, run: str | None, *, timeout_s: float | None) -> dict[str, Any]:
-    """The status of `run` (None: the latest) once it has ended, or after `timeout_s` seconds: `timed_out` tells."""
-    events = session.events
+    """The status of `run` (None: the latest) once it has ended, or after `timeout_s` seconds: `timed_out` tells.
+
+    A run that its host started again has not ended: then it is the status of what it became.
+    """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    *_, last = through_restarts(run, lambda each: _wait(session, each, deadline), session.events)
+    return last
+
+
+def _wait(session: Session, run: str | None, deadline: float | None) -> dict[str, Any]:
     found, told = run, False
 
     def left() -> float | None:
@@ -22,20 +30,19 @@ def wait(session: Session, run: str | None, *, timeout_s: float | None) -> dict[
 
     def on_event(event: dict[str, Any]) -> None:
         nonlocal found, told
+        tell_wait(event, session.events)
         found = event["run"]
-        if not told:
-            events.emit("waiting", run=found)
-        told = True
+        if event["event"] == "waiting" and not told:
+            session.events.emit("waiting", run=found)
+            told = True
 
     def ask(conversation: Conversation) -> dict[str, Any]:
         # after a break the run is named: the latest may be another one by then
         return conversation.request("wait", {"run": found, "timeout_s": left()}, on_event=on_event)
 
-    give_up_s = GIVE_UP_S if timeout_s is None else min(GIVE_UP_S, timeout_s)
-    status = reconnecting(session, ask, then="the run goes on", give_up_s=give_up_s)
-    if not status["timed_out"]:
-        events.emit("ended", run=status["run"], state=status["state"], exit=status["exit"])
-    return status
+    patience = left()
+    give_up_s = GIVE_UP_S if patience is None else min(GIVE_UP_S, patience)
+    return reconnecting(session, ask, then="the run goes on", give_up_s=give_up_s)
 
 
 def refuse_timeout(status: dict[str, Any], where: str) -> None:

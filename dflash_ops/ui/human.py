@@ -60,6 +60,16 @@ class HumanView:
             ),
             "waiting": lambda e: self._say(f"wait     run {escape(str(e['run']))} goes on"),
             "ended": lambda e: self._say(f"run      {escape(str(e['run']))} ended [bold]{escape(str(e['state']))}[/]"),
+            "starts_again": lambda e: self._say(
+                f"restart  run {escape(str(e['run']))} ended {escape(str(e['state']))}; its host starts it again at "
+                f"{utc(e['due'])} ({e['left']} more after that)"
+            ),
+            "restarted": lambda e: self._say(
+                f"restart  its host started it again as run [bold]{escape(str(e['child']))}[/] ({e['left']} more left)"
+            ),
+            "not_restarted": lambda e: self._say(
+                f"restart  run {escape(str(e['run']))} is not started again: {escape(str(e['why']))}"
+            ),
             "checkpoint": lambda e: self._say(f"collect  {escape(e['path'])} verified ({_size(e['bytes'])})"),
             "collected": self._collected,
             "damaged": lambda e: self._say(
@@ -189,6 +199,10 @@ class HumanView:
         following = event.get("next") or {}
         if following.get("run"):
             self._say(f"  went on as {escape(str(following['run']))}")
+        elif following.get("due"):
+            self._say(f"  its host starts it again at {utc(following['due'])}")
+        elif following:
+            self._say(f"  not started again: {escape(str(following['why']))}")
 
     def _error(self, event: Event) -> None:
         self._say(f"[bold red]error[/]    {escape(event['what'])}")

@@ -104,6 +104,19 @@ if verb == "run":
     print(act.get("rest", ""), end="", flush=True)
     if "mark" in act:
         Path(act["mark"]).touch()
+    if "crashes" in act:
+        say(f"from {settings['training'].get('resume_from')}")
+    if act.get("hold"):
+        say("holding")
+        while not Path(act["hold"]).exists():
+            time.sleep(0.02)
+    counter = Path(settings["cache"]) / "crashes"
+    crashes = int(counter.read_text()) if counter.exists() else 0
+    if crashes < act.get("crashes", 0):
+        counter.write_text(str(crashes + 1))
+        if act.get("saves", True):
+            checkpoint(crashes + 1)
+        sys.exit(act.get("code", 1))
     if act.get("stubborn"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         say("ready")

@@ -103,7 +103,7 @@ def test_after_a_crash_with_a_newer_release(desk: Desk) -> None:
     assert failed.code == 8
     assert desk.type("resume", "--host", "box", "--playbook", "tiny").code == 2
     desk.write_playbook(workload={"drafter_threads": 3})
-    done = desk.run("resume", "--release")
+    done = desk.run("resume", "--release", "--playbook", "tiny")
     assert done.code == 0, done.out + done.err
     assert done.result["release"] == done.named("built")[0]["release"] != failed.result["release"]
     # the settings are the run's own, and a skipped canary is not skipped again
