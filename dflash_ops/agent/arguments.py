@@ -43,8 +43,11 @@ class Arguments:
             raise self._bad(name, wanted)
         return value
 
-    def digest(self) -> str:
-        return self._matching("digest", _DIGEST, "64 lower-case hex digits")
+    def digest(self, name: str = "digest") -> str:
+        return self._matching(name, _DIGEST, "64 lower-case hex digits")
+
+    def optional_digest(self, name: str) -> Optional[str]:
+        return None if self.values.get(name) is None else self.digest(name)
 
     def module(self) -> str:
         return self._matching("module", _MODULE, "the dotted name of a Python module")

@@ -9,7 +9,8 @@ import os
 import queue
 import select
 import threading
-from typing import Any, Callable, Dict, Iterator, Optional
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Iterator, Optional, Set
 
 from .errors import AgentError, ClientGone, ExitCode
 from .frames import (
@@ -50,11 +51,14 @@ class Conversation:
         self._source = source
         self._sink = sink
         self._request: Any = None
+        self._failed: Set[int] = set()
+        self._put_aside: Deque[Frame] = deque()
         self._frames: "queue.Queue[Frame]" = queue.Queue(maxsize=_FRAMES_WAITING)
         self._sending = threading.Lock()
         self._guard = threading.RLock()
         self._undo: Dict[int, Callable[[], None]] = {}
         self._numbers = itertools.count()
+        self._lock_undo: Optional[int] = None
         self._closed = False
         self._masks = Masks()
 
@@ -86,7 +90,7 @@ class Conversation:
     def next_request(self) -> Dict[str, Any]:
         """The next request. Data frames before it belong to a request that has ended and are dropped."""
         while True:
-            frame = self._frames.get()
+            frame = self._put_aside.popleft() if self._put_aside else self._frames.get()
             if frame.kind != JSON:
                 continue
             try:
@@ -96,15 +100,20 @@ class Conversation:
             if not isinstance(request, dict):
                 raise _protocol_error("a request must be an object")
             self._request = request.get("id")
+            after = request.get("after")
+            if isinstance(after, int) and after in self._failed:
+                self.refuse(_skipped(after))
+                continue
             return request
 
     def upload(self, size: int) -> Iterator[bytes]:
-        """Exactly `size` bytes of stream 0 from the client."""
+        """Exactly `size` bytes of stream 0 from the client. Requests that were sent ahead wait meanwhile."""
         left = size
         while left > 0:
             frame = self._frames.get()
             if frame.kind != DATA:
-                raise _protocol_error(f"a new request while {left} bytes of the upload were missing")
+                self._put_aside.append(frame)
+                continue
             _, data = frame.split_data()
             if len(data) > left:
                 raise _protocol_error(f"{len(data) - left} bytes more than the {size} announced")
@@ -127,6 +136,8 @@ class Conversation:
         self._send_json({"id": self._request, "ok": True, "result": result})
 
     def refuse(self, error: AgentError) -> None:
+        if isinstance(self._request, int):
+            self._failed.add(self._request)
         self._send_json({"id": self._request, "ok": False, "error": error.to_json()})
 
     def _send_json(self, value: Dict[str, Any]) -> None:
@@ -174,7 +185,7 @@ class Conversation:
         """Returns whose it was before: see Lock.acquire."""
         with self.starting() as register:
             before = self.lock.acquire(owner, command, self._lock_lost, take_from=take_from)
-            register(self.lock.release)
+            self._lock_undo = register(self.lock.release)
         if take_from is None:
             clear_orphans(self.work)
         return before
@@ -198,6 +209,17 @@ class Conversation:
         with contextlib.suppress(ClientGone):
             self.refuse(error)
 
+    def drop_lock(self) -> None:
+        """Gives the lock back before the conversation ends; it may be taken again."""
+        with self._guard:
+            if self._closed:
+                raise ClientGone("the lock goes with the conversation")
+            number, self._lock_undo = self._lock_undo, None
+            if number is not None:
+                self._undo.pop(number)
+                self.lock.release()
+                self.lock = Lock(self.work, self.beat_s)
+
     def close(self, reason: str, code: int = 0) -> None:
         """Undoes what the conversation started and ends the process; only the first caller gets to do it."""
         with self._guard:
@@ -217,6 +239,16 @@ class Conversation:
         # a full disk must not keep the process alive
         with contextlib.suppress(OSError):
             self.work.record(event, reason=reason, pid=os.getpid())
+
+
+def _skipped(number: int) -> AgentError:
+    return AgentError(
+        "skipped",
+        f"request {number}, which this one was to follow, did not succeed",
+        "request sent ahead",
+        "see the error of that request",
+        ExitCode.TRANSPORT,
+    )
 
 
 def _protocol_error(what: str, where: Optional[str] = None) -> AgentError:

@@ -47,7 +47,7 @@ def op_unlock(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     before = conversation.take_lock(args.text("owner"), "unlock", take_from=token or present.token)
     agent = "gone" if before is None else _end(before)
     clear_orphans(work)
-    conversation.lock.release()
+    conversation.drop_lock()
     return {"lock": None if before is None else before.describe(), "agent": agent}
 
 

@@ -6,18 +6,21 @@ import errno
 import os
 import shutil
 import tarfile
+import time
 import zlib
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, List, Optional
 
 from .arguments import Arguments
 from .conversation import Conversation
-from .errors import AgentError, ExitCode
+from .errors import AgentError, ClientGone, ExitCode
 from .files import CHUNK, fsync_folder, remove_tree, sha256_file
 from .manifest import NAME, BadTree, Entry, parents_of, parse_manifest, tree_digest
+from .uploads import Archive, check_space, disk_full, free_bytes, upload_archive
 from .workdir import WorkDir
 
 _MANIFEST_LIMIT = 64 * 1024 * 1024
+_UNFINISHED_S = 86400.0
 
 
 def find_release(work: WorkDir, digest: str) -> Path:
@@ -50,15 +53,16 @@ def damage(path: Path, digest: str) -> Optional[str]:
 
 def op_stage(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     """Takes the archive of a release, from the client or from a file that it put here, unless it is here already."""
-    work, digest, size = conversation.work, args.digest(), args.size("size")
+    work, digest, wanted = conversation.work, args.digest(), Archive(args.size("size"), args.optional_digest("sha256"))
     conversation.lock.refuse_if_taken()
     given = args.optional_text("path")
     try:
         release = work.release(digest)
         if release.is_dir() and damage(release, digest) is None:
-            conversation.event("need", bytes=0)
+            conversation.event("need", **{"from": wanted.size, "bytes": 0})
             return {"sent": False, "digest": digest}
-        sent = _receive(conversation, digest, size, None if given is None else Path(given))
+        clear_unfinished(work.releases)
+        sent = _receive(conversation, digest, wanted, None if given is None else Path(given))
         work.record("stage", release=digest, bytes=sent)
         return {"sent": sent > 0, "digest": digest}
     finally:
@@ -66,25 +70,32 @@ def op_stage(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
             Path(given).unlink(missing_ok=True)
 
 
-def _receive(conversation: Conversation, digest: str, size: int, given: Optional[Path]) -> int:
-    """Archive to `<digest>.part`, and that to its name; the bytes that came over the wire."""
+def clear_unfinished(releases: Path) -> None:
+    """Removes what stagings that nobody took up again for a day have left."""
+    for path in releases.glob("*.part"):
+        if time.time() - path.lstat().st_mtime > _UNFINISHED_S:
+            remove_tree(path)
+
+
+def _receive(conversation: Conversation, digest: str, wanted: Archive, given: Optional[Path]) -> int:
+    """Archive to `<digest>.part`, and that to its name; the bytes that came over the wire.
+
+    Where the client is gone in the middle, its bytes stay in `<digest>.tgz.part` and the next upload goes on there.
+    """
     release = conversation.work.release(digest)
-    part, archive = release.with_name(f"{digest}.part"), release.with_name(f"{digest}.tgz")
-    needed = size
+    part, arriving = release.with_name(f"{digest}.part"), release.with_name(f"{digest}.tgz.part")
+    needed, sent, gone = wanted.size, 0, False
     try:
         remove_tree(part)
-        remove_tree(archive)
         if given is None:
-            _check_space(release.parent, size)
-            conversation.event("need", bytes=size)
-            _write_archive(archive, conversation.upload(size))
+            sent = upload_archive(conversation, arriving, wanted)
         else:
-            conversation.event("need", bytes=0)
-            archive = given
-        with tarfile.open(archive, "r:gz") as tar:
+            conversation.event("need", **{"from": wanted.size, "bytes": 0})
+            _check_given(given, wanted)
+        with tarfile.open(arriving if given is None else given, "r:gz") as tar:
             entries = _read_manifest(tar, digest)
             needed = sum(entry.size for entry in entries.values())
-            _check_space(release.parent, needed)
+            check_space(release.parent, needed)
             _unpack(tar, entries, part)
         # a damaged tree of the same name makes room; processes that still use it keep their files
         if release.exists():
@@ -94,60 +105,45 @@ def _receive(conversation: Conversation, digest: str, size: int, given: Optional
             remove_tree(aside)
         part.rename(release)
         fsync_folder(release.parent)
+    except ClientGone:
+        gone = True
+        raise
     except (tarfile.TarError, zlib.error, EOFError, BadTree) as error:
-        raise AgentError(
-            "archive",
-            f"the archive is refused: {error}",
-            f"release {digest[:12]}…",
-            "build and send it again",
-            ExitCode.REFUSED,
-        ) from error
+        raise _refused(digest, str(error)) from error
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and given is not None and not given.exists():
-            raise AgentError(
-                "archive", f"there is no file {given}", "release to stage", "push it again", ExitCode.TRANSPORT
-            ) from error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _disk_full(release.parent, needed) from error
+            raise disk_full(release.parent, needed) from error
         if error.errno is None:  # gzip.BadGzipFile
-            raise AgentError(
-                "archive",
-                f"the archive is refused: {error}",
-                f"release {digest[:12]}…",
-                "build and send it again",
-                ExitCode.REFUSED,
-            ) from error
+            raise _refused(digest, str(error)) from error
         raise
     finally:
-        remove_tree(part)
-        remove_tree(release.with_name(f"{digest}.tgz"))
-    return size if given is None else 0
+        if not gone:
+            remove_tree(part)
+            arriving.unlink(missing_ok=True)
+    return sent
 
 
-def _free_bytes(folder: Path) -> int:
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
-
-
-def _check_space(folder: Path, needed: int) -> None:
-    if _free_bytes(folder) < needed:
-        raise _disk_full(folder, needed)
-
-
-def _disk_full(folder: Path, needed: int) -> AgentError:
+def _refused(digest: str, why: str) -> AgentError:
     return AgentError(
-        "disk_full",
-        f"no space for the release: {_free_bytes(folder)} bytes free, {needed} needed",
-        str(folder),
-        "make room there, or choose another work directory",
-        ExitCode.BLOCKED,
+        "archive",
+        f"the archive is refused: {why}",
+        f"release {digest[:12]}…",
+        "build and send it again",
+        ExitCode.REFUSED,
     )
 
 
-def _write_archive(path: Path, blocks: Iterator[bytes]) -> None:
-    with path.open("xb") as file:
-        for block in blocks:
-            file.write(block)
+def _check_given(given: Path, wanted: Archive) -> None:
+    """What was put here by other means may be a part, or nothing: `pct push` tells of neither."""
+    try:
+        size = given.stat().st_size
+    except FileNotFoundError:
+        size = -1
+    if size < wanted.size and free_bytes(given.parent) < wanted.size - size:
+        raise disk_full(given.parent, wanted.size)
+    if size != wanted.size or (wanted.sha256 is not None and sha256_file(given) != wanted.sha256):
+        what = f"there is no file {given}" if size < 0 else f"{given} did not arrive whole ({size} bytes)"
+        raise AgentError("archive", what, "release to stage", "run the command again", ExitCode.TRANSPORT)
 
 
 def _read_manifest(tar: tarfile.TarFile, digest: str) -> Dict[str, Entry]:

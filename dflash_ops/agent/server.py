@@ -39,6 +39,11 @@ def op_lock(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     return {}
 
 
+def op_free_lock(conversation: Conversation, _: Arguments) -> Dict[str, Any]:
+    conversation.drop_lock()
+    return {}
+
+
 Operation = Callable[[Conversation, Arguments], Any]
 OPERATIONS: Dict[str, Operation] = {
     "facts": op_facts,
@@ -46,6 +51,7 @@ OPERATIONS: Dict[str, Operation] = {
     "lock": op_lock,
     "unlock": op_unlock,
     "holders": op_holders,
+    "free_lock": op_free_lock,
     "stage": op_stage,
     "syntax": op_syntax,
     "activate": op_activate,

@@ -15,12 +15,16 @@ from dflash_ops.deploy.chain import through_restarts
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.follow import follow
 from dflash_ops.deploy.homecoming import bring_home
+from dflash_ops.deploy.reconnect import conversing
 from dflash_ops.deploy.records import LastRun, create_record, new_run_id, record_of, remember_last
 from dflash_ops.deploy.session import Session
 from dflash_ops.deploy.stages import Stages, refuse_verdict
 from dflash_ops.errors import ExitCode, OpsError, TransportError
 from dflash_ops.files import write_json
+from dflash_ops.transport import Conversation
 
+LINK_PATIENCE_S = 120.0
+"""How long a deploy that has launched nothing yet waits for its link."""
 GOOD_STATES = frozenset({"SUCCEEDED", "STOPPED"})
 
 
@@ -47,14 +51,17 @@ class Outcome:
 
 def prove(session: Session, playbook: Playbook, events: Events, choices: Choices, outcome: Outcome) -> None:
     """Everything up to the verdict, under the host's lock. Raises OpsError: 6 when it failed, 7 when it cannot tell."""
-    with _staged(session, playbook, events, outcome, "canary") as stages, proven(stages, choices, outcome, "canary"):
+    with (
+        _staged(session, playbook, choices, outcome, "canary") as stages,
+        proven(stages, choices, outcome, "canary"),
+    ):
         pass
 
 
 def deploy(session: Session, playbook: Playbook, events: Events, choices: Choices, outcome: Outcome) -> None:
     """Raises OpsError with the exit code of the stage that stopped it; the run itself failing is exit 8."""
     with (
-        _staged(session, playbook, events, outcome, "deploy") as stages,
+        _staged(session, playbook, choices, outcome, "deploy") as stages,
         proven(stages, choices, outcome, "deploy") as (run, folder),
     ):
         launch(stages, run, folder, choices, outcome, policy=playbook.run.policy())
@@ -74,6 +81,8 @@ def launch(
     except OpsError:
         outcome.run = None
         raise
+    if not choices.detach:
+        stages.free_lock()
     _remember(LastRun(stages.session.host.name, run, str(folder.resolve())), stages.events)
 
 
@@ -102,17 +111,23 @@ def _remember(last: LastRun, events: Events) -> None:
 
 
 @contextmanager
-def _staged(session: Session, playbook: Playbook, events: Events, outcome: Outcome, command: str) -> Iterator[Stages]:
+def _staged(session: Session, playbook: Playbook, choices: Choices, outcome: Outcome, command: str) -> Iterator[Stages]:
     """Inside the block the playbook's release is built, checked and on the host, and the host's lock is held."""
     # a secret that cannot be read stops the command before anything is built or reached
     _ = session.variables
-    with built(playbook, events) as release:
+    with built(playbook, session.events) as release:
         outcome.release = release.digest
-        checked(release, events)
-        with session.conversation() as conversation:
-            stages = Stages(session, conversation, playbook, events)
+        checked(release, session.events)
+
+        def begin(conversation: Conversation) -> Stages:
+            stages = Stages(session, conversation, playbook, session.events)
+            stages.ask_ahead(release, command, verdict=not (choices.again or choices.skip_reason))
             stages.lock(command)
             stages.stage(release)
+            return stages
+
+        then = "nothing was launched yet; the upload goes on where it was"
+        with conversing(session, begin, then=then, give_up_s=LINK_PATIENCE_S) as (_, stages):
             yield stages
 
 

@@ -35,21 +35,20 @@ def conversing(
     """
     patience = _Patience(session, then, give_up_s)
     while True:
+        moved, opened = False, monotonic()
         try:
             conversation = session.open()
-        except OpsError as error:
-            patience.wait(error, moved=False)
-            continue
-        opened = monotonic()
-        with conversation:
             try:
                 made = begin(conversation)
-            except OpsError as error:
-                broken = error
-            else:
-                yield conversation, made
-                return
-        patience.wait(broken, moved=conversation.moved or monotonic() - opened > RETRY_S[-1])
+                break
+            except BaseException:
+                moved = conversation.moved or (conversation.started and monotonic() - opened > RETRY_S[-1])
+                conversation.close()
+                raise
+        except OpsError as error:
+            patience.wait(error, moved=moved)
+    with session.holding(conversation):
+        yield conversation, made
 
 
 def reconnecting(
@@ -92,4 +91,4 @@ class _Patience:
             return self._tries > 0 and isinstance(error.evidence, dict) and error.evidence.get("owner") == owner()
         if not isinstance(error, TransportError) or error.kind in HOPELESS:
             return False
-        return error.lost or self.session.spoken
+        return self.session.spoken

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,19 +31,24 @@ class Facts:
 
 
 class Session:
-    """Opens the transport once, and a conversation for each command."""
+    """Opens the transport once, and one conversation as long as it holds."""
 
     def __init__(self, host: Host, events: Events) -> None:
         self.host = host
         self.events = events
         self.spoken = False
-        """Whether the host was ever reached here: then a failure may be a broken link, otherwise a wrong inventory."""
+        """Whether its agent ever answered here: then a failure may be a broken link, otherwise a wrong inventory."""
+        self._kept: Conversation | None = None
+        self._keeping = threading.Lock()
         self._transport = transport_for(host, lambda text: events.emit("notice", text=text))
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, *_: object) -> None:
+        kept = self._keep(None)
+        if kept is not None:
+            kept.close()
         self._transport.close()
 
     @property
@@ -51,10 +57,41 @@ class Session:
         return self.host.python
 
     def open(self) -> Conversation:
-        """A new conversation; whoever opens it closes it. deploy/reconnect.py for work that outlives a broken link."""
-        conversation = Conversation(self._transport, python=self.python, workdir=self.host.workdir, host=self.host.name)
-        self.spoken = True
-        return conversation
+        """The conversation that was left whole before, else a new one. Hand it to `holding`, or close it.
+
+        deploy/reconnect.py is for work that outlives a broken link.
+        """
+        kept = self._keep(None)
+        if kept is not None:
+            if kept.alive:
+                kept.moved = False
+                return kept
+            kept.close()
+        return Conversation(
+            self._transport,
+            python=self.python,
+            workdir=self.host.workdir,
+            host=self.host.name,
+            on_start=self._reached,
+        )
+
+    @contextmanager
+    def holding(self, conversation: Conversation) -> Iterator[Conversation]:
+        """Closes the conversation when the block fails; otherwise it is kept for the next stage: each start costs."""
+        try:
+            yield conversation
+        except BaseException:
+            conversation.close()
+            raise
+        before = self._keep(conversation)
+        if before is not None:
+            before.close()
+
+    def _keep(self, conversation: Conversation | None) -> Conversation | None:
+        """Returns what was kept before. Files are collected in several threads."""
+        with self._keeping:
+            before, self._kept = self._kept, conversation
+        return before
 
     @cached_property
     def variables(self) -> Variables:
@@ -70,8 +107,11 @@ class Session:
 
     @contextmanager
     def conversation(self) -> Iterator[Conversation]:
-        with self.open() as conversation:
+        with self.holding(self.open()) as conversation:
             yield conversation
+
+    def _reached(self) -> None:
+        self.spoken = True
 
     def deliver(self, archive: Any, destination: str) -> bool:
         return self._transport.deliver(archive, destination)

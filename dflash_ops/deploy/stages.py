@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -22,7 +25,7 @@ from dflash_ops.deploy.doctor import (
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.lines import LineSplitter
 from dflash_ops.deploy.session import Facts, Session, facts, owner
-from dflash_ops.errors import ExitCode, OpsError
+from dflash_ops.errors import ExitCode, OpsError, TransportError
 from dflash_ops.release import Release
 from dflash_ops.transport import Conversation
 
@@ -39,12 +42,15 @@ class Stages:
     events: Events
 
     def __post_init__(self) -> None:
-        self.facts: Facts = facts(self.conversation)
         self.prepared: str | None = None
         self.release = ""
         self.manifest: dict[str, Any] | None = None
         """Of a release that was built here."""
         self._needs: dict[str, Any] | None = None
+
+    @cached_property
+    def facts(self) -> Facts:
+        return facts(self.conversation)
 
     @property
     def _where(self) -> str:
@@ -52,21 +58,37 @@ class Stages:
 
     def lock(self, command: str) -> None:
         """Raises OpsError (exit 9) that names the holder."""
-        self.conversation.request("lock", {"owner": owner(), "command": command})
-        self.events.emit("connected", host=self._where, hostname=self.facts.hostname, workdir=self.facts.workdir)
+        known = self.facts
+        self.conversation.request("lock", _lock_arguments(command))
+        self.events.emit("connected", host=self._where, hostname=known.hostname, workdir=known.workdir)
+
+    def ask_ahead(self, release: Release, command: str, *, verdict: bool) -> None:
+        """Sends what will be asked up to the verdict in one go: one round trip instead of ten. The stages ask as ever.
+
+        Each is skipped by the host unless all before it succeeded.
+        """
+        self.release = release.digest
+        ask = self.conversation.ahead
+        ask("facts")
+        ask("lock", _lock_arguments(command))
+        if self._pushes:
+            # whether there is anything to push is in the facts
+            return
+        ask("stage", _stage_arguments(release, None), upload=release.archive)
+        ask("syntax", self._syntax_arguments())
+        ask("activate", {"digest": release.digest})
+        ask("probe", _probe_arguments(self.session))
+        ask("holders")
+        ask("check", self._check_arguments())
+        ask("free", self._verb_arguments())
+        if verdict:
+            ask("verdict", self._verb_arguments())
 
     def stage(self, release: Release) -> None:
         """Brings the release there, unless the host has it; verified file by file, parsed by the host's python."""
         self.manifest = release.manifest.to_dict()
-        with NamedTemporaryFile(prefix="dflash-ops-", suffix=".tar.gz") as archive:
-            archive.write(release.archive)
-            archive.flush()
-            delivered = self._delivered(Path(archive.name), release.digest)
-            result = self.conversation.request(
-                "stage",
-                {"digest": release.digest, "size": len(release.archive), "path": delivered},
-                upload=Path(archive.name),
-            )
+        delivered = self._delivered(release)
+        result = self.conversation.request("stage", _stage_arguments(release, delivered), upload=release.archive)
         sent = len(release.archive) if result["sent"] or delivered else 0
         self.events.emit("staged", release=release.digest, sent=sent)
         self.use(release.digest)
@@ -74,19 +96,26 @@ class Stages:
     def use(self, digest: str) -> None:
         """Makes a release that is there the current one, once the host's python has parsed it."""
         self.release = digest
-        answer = self.conversation.request("syntax", {"digest": digest, "python": self.session.python})
+        answer = self.conversation.request("syntax", self._syntax_arguments())
         self.conversation.request("activate", {"digest": digest})
         self.events.emit("activated", release=digest, files=answer["files"])
 
-    def _delivered(self, archive: Path, digest: str) -> str | None:
-        """In `push` transfer: the archive's path in the container. None where bytes ride in the conversation."""
-        if self.session.host.pct is None or self.session.host.pct.transfer != "push" or self._has(digest):
-            return None
-        destination = f"{self.facts.workdir}/incoming-{digest}.tar.gz"
-        return destination if self.session.deliver(archive, destination) else None
+    @property
+    def _pushes(self) -> bool:
+        return self.session.host.pct is not None and self.session.host.pct.transfer == "push"
 
-    def _has(self, digest: str) -> bool:
-        return digest in self.facts.raw["releases"]
+    def _delivered(self, release: Release) -> str | None:
+        """In `push` transfer: the archive's path in the container. None where bytes ride in the conversation."""
+        if not self._pushes or release.digest in self.facts.raw["releases"]:
+            return None
+        destination = f"{self.facts.workdir}/releases/{release.digest}.tgz.part"
+        with NamedTemporaryFile(prefix="dflash-ops-", suffix=".tar.gz") as archive:
+            archive.write(release.archive)
+            archive.flush()
+            return destination if self.session.deliver(Path(archive.name), destination) else None
+
+    def _syntax_arguments(self) -> dict[str, object]:
+        return {"digest": self.release, "python": self.session.python}
 
     def doctor(self) -> None:
         """Host, GPUs and the trainer's own check. Raises OpsError (exit 5) that names the first blocker."""
@@ -94,7 +123,7 @@ class Stages:
         self._report(found)
         self.events.emit("asking", what="the trainer for its own check (the first import takes a minute)")
         try:
-            answer = self._verb("check", timeout_s=self.playbook.run.check_timeout_s)
+            answer = self._verb("check", self._check_arguments())
         except OpsError as error:
             if error.exit_code is not ExitCode.RUN_FAILED:
                 raise
@@ -125,7 +154,8 @@ class Stages:
         if self._needs is None:
             return
         self.events.emit("preparing", why=self._needs["why"])
-        result = self._verb("prepare", key=self._needs["key"], timeout_s=self.playbook.run.prepare_timeout_s)
+        more = {"key": self._needs["key"], "timeout_s": self.playbook.run.prepare_timeout_s}
+        result = self._verb("prepare", {**self._verb_arguments(), **more})
         self.prepared = str(result["path"])
         self.events.emit("prepared", path=self.prepared, reused=result["reused"])
 
@@ -142,7 +172,8 @@ class Stages:
             self.events.emit("canary", why=answer["why"])
         else:
             self.events.emit("canary", why="asked for again")
-        verdict = self._verb("canary", timeout_s=self.playbook.workload.canary_timeout_s + CANARY_SLACK_S)["verdict"]
+        more = {"timeout_s": self.playbook.workload.canary_timeout_s + CANARY_SLACK_S}
+        verdict = self._verb("canary", {**self._verb_arguments(prepared=self.prepared), **more})["verdict"]
         self.events.emit("verdict", reused=False, why="", **_facts_of(verdict))
         return dict(verdict)
 
@@ -151,11 +182,20 @@ class Stages:
     ) -> dict[str, Any]:
         """Starts the run under its supervisor. The host's gate decides, not this side."""
         policy = {**policy, "shared_gpus": self.session.host.shared_gpus}
-        result = self._verb("launch", run=run, reason=reason, policy=policy, parent=parent, timeout_s=LAUNCH_TIMEOUT_S)
+        more = {"reason": reason, "policy": policy, "parent": parent, "timeout_s": LAUNCH_TIMEOUT_S}
+        result = self._verb("launch", {**self._verb_arguments(run, self.prepared), "run": run, **more})
         self.events.emit("launched", run=run, host=self._where, unit=result.get("unit"), skipped_canary=reason)
         return result
 
-    def _verb_arguments(self, run: str | None = None) -> dict[str, object]:
+    def free_lock(self) -> None:
+        """The run has begun: following it needs no lock. Where the link is broken the host frees it by itself."""
+        with suppress(TransportError):
+            self.conversation.request("free_lock")
+
+    def _check_arguments(self) -> dict[str, object]:
+        return {**self._verb_arguments(), "timeout_s": self.playbook.run.check_timeout_s}
+
+    def _verb_arguments(self, run: str | None = None, prepared: str | None = None) -> dict[str, object]:
         return {
             "digest": self.release,
             "module": self.playbook.trainer.module,
@@ -166,19 +206,29 @@ class Stages:
             "secrets": self.session.variables.secrets,
             "shared_gpus": self.session.host.shared_gpus,
             "max_age_s": self.playbook.run.canary_max_age_h * SECONDS_PER_HOUR,
-            "settings": self.playbook.settings(run=run, prepared=self.prepared, cache=f"{self.facts.workdir}/cache"),
+            # the host sets the cache itself
+            "settings": self.playbook.settings(run=run, prepared=prepared, cache=""),
         }
 
-    def _verb(self, op: str, *, run: str | None = None, **arguments: object) -> dict[str, Any]:
+    def _verb(self, op: str, arguments: dict[str, object]) -> dict[str, Any]:
         lines = LineSplitter(lambda line: self.events.emit("log", source=op, line=line))
         try:
-            return self.conversation.request(
-                op,
-                {**self._verb_arguments(run), "run": run, **arguments},
-                on_data=lambda stream, data: lines.feed(data),
-            )
+            return self.conversation.request(op, arguments, on_data=lambda stream, data: lines.feed(data))
         finally:
             lines.close()
+
+
+def _lock_arguments(command: str) -> dict[str, object]:
+    return {"owner": owner(), "command": command}
+
+
+def _stage_arguments(release: Release, path: str | None) -> dict[str, object]:
+    sha256 = hashlib.sha256(release.archive).hexdigest()
+    return {"digest": release.digest, "size": len(release.archive), "sha256": sha256, "path": path}
+
+
+def _probe_arguments(session: Session) -> dict[str, object]:
+    return {"python": session.python}
 
 
 CANARY_SLACK_S = 120
@@ -188,7 +238,7 @@ LAUNCH_TIMEOUT_S = 60
 
 def examine(session: Session, conversation: Conversation, known: Facts, playbook: Playbook) -> list[Diagnosis]:
     """What `doctor` can tell without a release on the host."""
-    environment = conversation.request("probe", {"python": session.python})
+    environment = conversation.request("probe", _probe_arguments(session))
     return [
         *examine_host(session.host, known.raw, environment, clock()),
         *examine_variables(session.variables),

@@ -17,16 +17,16 @@ class LocalChannel:
         self._process = process
         self._stdin = process.stdin
         self._stdout = process.stdout
-        self._tail = StreamTail(process.stderr.read1, "local-stderr")  # type: ignore[attr-defined]
+        self._tail = StreamTail(process.stderr.read, "local-stderr")
 
     def read(self, size: int) -> bytes:
-        data: bytes = self._stdout.read1(size)  # type: ignore[attr-defined]
-        return data
+        return self._stdout.read(size)
 
     def write(self, data: bytes) -> None:
+        rest = memoryview(data)
         try:
-            self._stdin.write(data)
-            self._stdin.flush()
+            while rest:
+                rest = rest[self._stdin.write(rest) :]
         except (OSError, ValueError) as error:
             raise TransportError("the agent's process ended", where="local", lost=True) from error
 
@@ -40,11 +40,7 @@ class LocalChannel:
             return None
 
     def close(self) -> None:
-        try:
-            self._stdin.close()
-        except OSError:
-            # a flush into a pipe whose reader is gone; the pipe is closed all the same
-            pass
+        self._stdin.close()
         if self.wait(5) is None:
             self._process.kill()
             self._process.wait()
@@ -60,6 +56,8 @@ class LocalTransport:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                # unbuffered: `close` must not wait for a writer that hangs on a frozen agent
+                bufsize=0,
                 start_new_session=True,
                 cwd="/",
             )

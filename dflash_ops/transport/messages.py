@@ -13,17 +13,18 @@ def parse_message(payload: bytes | str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(payload)
     except (ValueError, RecursionError) as error:
-        raise _nonsense(f"not JSON: {error}", where) from error
+        raise nonsense(f"not JSON: {error}", where) from error
     if not isinstance(value, dict):
-        raise _nonsense("no JSON object", where)
+        raise nonsense("no JSON object", where)
     if "event" not in value and value.get("ok") and not isinstance(value.get("result"), dict):
-        raise _nonsense("an answer without a result", where)
+        raise nonsense("an answer without a result", where)
     if "event" not in value and not value.get("ok") and not isinstance(value.get("error"), dict):
-        raise _nonsense("neither an answer nor an error", where)
+        raise nonsense("neither an answer nor an error", where)
     return value
 
 
-def _nonsense(what: str, where: str) -> TransportError:
+def nonsense(what: str, where: str) -> TransportError:
+    """The error for what no agent of ours says; `what` goes on after "what came from the agent there is"."""
     return TransportError(
         f"what came from the agent there is {what}",
         kind="protocol",

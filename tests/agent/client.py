@@ -131,9 +131,10 @@ class Agent:
             if "event" in message:
                 reply.events.append(message)
                 if message["event"] == "need" and message["bytes"]:
-                    assert message["bytes"] == len(upload)
-                    for start in range(0, len(upload), 1000):
-                        self.send(encode_data(0, upload[start : start + 1000]))
+                    part = upload[message["from"] :]
+                    assert message["bytes"] == len(part)
+                    for start in range(0, len(part), 1000):
+                        self.send(encode_data(0, part[start : start + 1000]))
                 seen(reply)
             elif message["ok"]:
                 reply.result = message["result"]

@@ -45,7 +45,8 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
 
 
 def cut(conversation: Conversation) -> None:
-    """Kills the agent and waits for the conversation to notice."""
+    """Kills the agent, which has spoken, and waits for the conversation to notice."""
+    conversation.request("runs")
     os.kill(agent_pid(conversation), signal.SIGKILL)
     conversation.request("runs")
 
@@ -112,7 +113,7 @@ def test_what_is_done_after_the_beginning_is_never_done_twice(box: Box) -> None:
 def test_our_own_lock_on_a_dead_link_is_waited_for_and_anothers_is_not(box: Box) -> None:
     """The agent of a frozen link holds the lock until it misses our beats."""
     held = {"owner": owner(), "command": "deploy"}
-    with box.session.conversation() as elder:
+    with box.session.open() as elder:
         elder.request("lock", held)
         tries: list[int] = []
 
@@ -126,7 +127,7 @@ def test_our_own_lock_on_a_dead_link_is_waited_for_and_anothers_is_not(box: Box)
 
         reconnecting(box.session, work, then="it goes on")
         assert len(tries) == 3
-    with box.session.conversation() as stranger:
+    with box.session.open() as stranger:
         stranger.request("lock", {"owner": "ann@desk", "command": "deploy"})
 
         def refused(conversation: Conversation) -> None:

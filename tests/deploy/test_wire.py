@@ -1,0 +1,113 @@
+"""Our end of the wire, with a real agent at the other: what is sent ahead, and a peer that says nothing any more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dflash_ops.config import load_host, load_playbook
+from dflash_ops.deploy.deploying import Choices, Outcome, deploy
+from dflash_ops.deploy.events import Event, Events
+from dflash_ops.deploy.session import Session
+from dflash_ops.errors import OpsError, TransportError
+from dflash_ops.transport import Conversation
+from tests.commands import Desk
+from tests.deploy.turns import CountingTransport
+
+BEAT_S = 0.3
+
+
+@pytest.fixture
+def way() -> CountingTransport:
+    return CountingTransport()
+
+
+@pytest.fixture
+def conversation(way: CountingTransport, tmp_path: Path) -> Iterator[Conversation]:
+    with Conversation(
+        way, python=sys.executable, workdir=str(tmp_path / "work"), host="box", beat=BEAT_S
+    ) as conversation:
+        yield conversation
+
+
+def test_what_is_sent_ahead_costs_one_round_trip(way: CountingTransport, conversation: Conversation) -> None:
+    conversation.ahead("facts")
+    conversation.ahead("probe", {"python": sys.executable})
+    conversation.ahead("runs")
+    assert conversation.request("facts")["python_executable"] == sys.executable
+    assert conversation.request("probe", {"python": sys.executable})["executable"]
+    assert conversation.request("runs") == {"runs": []}
+    assert way.turns == 1
+    # it was one answer: who asks again asks the host again
+    assert conversation.request("runs") == {"runs": []}
+    assert way.turns == 2
+
+
+def test_answers_may_be_taken_in_another_order_or_not_at_all(conversation: Conversation) -> None:
+    conversation.ahead("facts")
+    conversation.ahead("status", {"run": "nobody"})
+    conversation.ahead("probe", {"python": sys.executable})
+    with pytest.raises(OpsError) as skipped:
+        conversation.request("probe", {"python": sys.executable})
+    assert skipped.value.kind == "skipped"
+    with pytest.raises(OpsError) as unknown:
+        conversation.request("status", {"run": "nobody"})
+    assert unknown.value.kind == "unknown_run"
+    assert conversation.request("runs") == {"runs": []}
+
+
+@pytest.fixture
+def frozen(way: CountingTransport, conversation: Conversation) -> Iterator[None]:
+    """The agent is there and answers nothing, as behind a link that swallows every byte."""
+    conversation.request("runs")
+    process = way.channels[0]._process
+    os.kill(process.pid, signal.SIGSTOP)
+    yield
+    process.kill()
+
+
+@pytest.mark.usefixtures("frozen")
+def test_a_peer_that_answers_nothing_is_noticed(conversation: Conversation) -> None:
+    with pytest.raises(TransportError) as silence:
+        conversation.request("runs")
+    assert silence.value.lost
+    assert f"no sign of life from the agent for {3 * BEAT_S:g} s" in silence.value.what
+
+
+@pytest.mark.usefixtures("frozen")
+def test_a_peer_that_takes_nothing_is_noticed_while_we_write(conversation: Conversation) -> None:
+    with pytest.raises(TransportError) as silence:
+        # more than any pipe or window holds
+        for _ in range(100):
+            conversation.ahead("runs", {"padding": "x" * 1_000_000})
+    assert silence.value.lost
+    assert "no sign of life" in silence.value.what
+    assert not conversation.alive
+
+
+def test_a_deploy_is_one_start_and_one_of_what_is_there_three_round_trips(
+    tmp_path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    host, _ = load_host("box", desk.folder / "hosts", env={}, last_host=None)
+    playbook = load_playbook(str(desk.folder / "playbooks" / "tiny.yaml"))
+
+    def deployed(*, detach: bool) -> CountingTransport:
+        told: list[Event] = []
+        with Session(host, Events(told.append)) as session:
+            session._transport = way = CountingTransport()
+            deploy(session, playbook, session.events, Choices(runs=tmp_path / "runs", detach=detach), Outcome())
+        assert told[-1]["event"] == "launched" if detach else "collected"
+        return way
+
+    # to its end, with the log and the files of the run
+    assert len(deployed(detach=False).channels) == 1
+    warm = deployed(detach=True)
+    assert len(warm.channels) == 1
+    # everything up to the verdict; the data that the check asked for; the launch
+    assert warm.turns == 3, "what a stage before the verdict asks for belongs into Stages.ask_ahead too"
