@@ -52,7 +52,7 @@ def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         outcome, evidence = Outcome.INCONCLUSIVE, {**evidence, "outcome": "inconclusive", "summary": changed}
     # a trainer's evidence quotes what went wrong: kept without the secrets that may stand in it
     evidence = job.variables.masks.value(evidence)
-    verdict = Verdict.make(outcome, binding, max_age_s, evidence, f"canary/{name}/log")
+    verdict = Verdict.make(outcome, binding, max_age_s, evidence, log=f"canary/{name}/log", playbook=job.playbook)
     write_json(folder / "evidence.json", evidence)
     store.put(verdict)
     work.record("canary_end", **about, outcome=outcome.value)

@@ -206,17 +206,23 @@ def op_activate(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     work, digest = conversation.work, args.digest()
     conversation.lock.refuse_if_taken()
     find_release(work, digest)
-    before = _linked(work.root / "current")
+    before = linked(work.root / "current")
     if before != digest:
-        if before is not None:
-            _flip(work.root / "previous", before)
-        _flip(work.root / "current", digest)
-        fsync_folder(work.root)
+        make_current(work, digest)
         work.record("activate", release=digest, previous=before)
-    return {"current": digest, "previous": _linked(work.root / "previous")}
+    return {"current": digest, "previous": linked(work.root / "previous")}
 
 
-def _linked(link: Path) -> Optional[str]:
+def make_current(work: WorkDir, digest: str) -> None:
+    """`current` becomes this release, `previous` the one that was current."""
+    before = linked(work.root / "current")
+    if before is not None:
+        _flip(work.root / "previous", before)
+    _flip(work.root / "current", digest)
+    fsync_folder(work.root)
+
+
+def linked(link: Path) -> Optional[str]:
     return Path(os.readlink(link)).name if link.is_symlink() else None
 
 

@@ -25,6 +25,7 @@ from .launch import op_free, op_launch
 from .pythons import op_probe, op_syntax
 from .releases import op_activate, op_stage
 from .resume import op_resumable
+from .rollback import op_rollback, op_verdicts
 from .runs import op_runs, op_status
 from .stop import op_stop
 from .variables import Variables
@@ -55,10 +56,12 @@ OPERATIONS: Dict[str, Operation] = {
     "stage": op_stage,
     "syntax": op_syntax,
     "activate": op_activate,
+    "rollback": op_rollback,
     "check": op_check,
     "prepare": op_prepare,
     "canary": op_canary,
     "verdict": op_verdict,
+    "verdicts": op_verdicts,
     "free": op_free,
     "launch": op_launch,
     "runs": op_runs,

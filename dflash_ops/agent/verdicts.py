@@ -114,12 +114,21 @@ class Verdict:
     max_age_s: float
     evidence: Dict[str, Any]
     log: str
+    playbook: Optional[str]
 
     @classmethod
     def make(
-        cls, outcome: Outcome, binding: Binding, max_age_s: float, evidence: Dict[str, Any], log: str
+        cls,
+        outcome: Outcome,
+        binding: Binding,
+        max_age_s: float,
+        evidence: Dict[str, Any],
+        *,
+        log: str,
+        playbook: Optional[str],
     ) -> "Verdict":
-        return cls(outcome, asdict(binding), binding.digest, time.time(), boottime_s(), max_age_s, evidence, log)
+        now, since_boot = time.time(), boottime_s()
+        return cls(outcome, asdict(binding), binding.digest, now, since_boot, max_age_s, evidence, log, playbook)
 
     @classmethod
     def from_json(cls, value: Dict[str, Any]) -> "Verdict":
@@ -168,10 +177,15 @@ class VerdictStore:
     def last(self, binding: Binding) -> Optional[Verdict]:
         return self._load(self._path(binding.digest), asdict(binding))
 
+    def all(self) -> List[Verdict]:
+        """Newest first."""
+        found = [self._load(path, None) for path in self.folder.glob("*.json")]
+        kept = [verdict for verdict in found if verdict is not None]
+        return sorted(kept, key=lambda verdict: verdict.made, reverse=True)
+
     def nearest(self, binding: Binding) -> Optional[Verdict]:
         """The passing verdict that differs from `binding` in the fewest parts, the newest of them."""
-        found = [self._load(path, None) for path in self.folder.glob("*.json")]
-        passes = [verdict for verdict in found if verdict is not None and verdict.outcome is Outcome.PASS]
+        passes = [verdict for verdict in self.all() if verdict.outcome is Outcome.PASS]
         return min(passes, key=lambda item: (len(binding.differences(item.binding)), -item.made), default=None)
 
     @staticmethod

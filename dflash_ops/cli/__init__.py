@@ -23,8 +23,9 @@ COMMANDS = {
     "stop": "Checkpoint and stop a run; show that nothing is left.",
     "resume": "Go on with a run that has ended, from its last whole checkpoint.",
     "collect": "Bring a run's logs, metrics and checkpoints home.",
+    "rollback": "Make the last good release current; touch no run.",
     "unlock": "Who holds the host's lock; take it away.",
-    "runs": "The runs on a host, newest first.",
+    "runs": "The runs on a host, or on all, newest first.",
 }
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from dflash_ops.config import Host, load_host
+from dflash_ops.config import Host, all_hosts, load_host
 from dflash_ops.deploy.events import Event, Events
-from dflash_ops.deploy.records import last_run
+from dflash_ops.deploy.ledger import Ledger
 from dflash_ops.errors import ExitCode, OpsError
 
 Function = Callable[..., Any]
@@ -107,6 +107,7 @@ def command_end(function: Callable[..., None]) -> Function:
             code = say(events, _workstation_error(error), debug)
         except Exception as error:
             code = say(events, _bug(error), debug)
+        events.end()
         events.emit("result", exit=int(code), **result)
         return int(code)
 
@@ -160,10 +161,21 @@ def say(events: Events, error: OpsError, debug: bool) -> ExitCode:
     return error.exit_code
 
 
+def ledger_of(events: Events) -> Ledger:
+    return Ledger.at(os.environ, lambda text: events.emit("notice", text=text))
+
+
 def chosen_host(events: Events, host: str | None, inventory: Path | None) -> Host:
     """The host, told when it was not named. Raises ConfigError."""
-    last = last_run(os.environ)
+    last = ledger_of(events).last_launched() if host is None else None
     found, why = load_host(host, inventory, env=os.environ, last_host=last.host if last else None)
     if host is None:
         events.emit("chosen", host=found.name, why=why)
     return found
+
+
+def chosen_hosts(host: str | None, inventory: Path | None) -> list[Host]:
+    """The one that is named, or all of the inventory. Raises ConfigError."""
+    if host is not None:
+        return [load_host(host, inventory, env=os.environ, last_host=None)[0]]
+    return all_hosts(inventory, env=os.environ)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dflash_ops.cli.common import HOST_OPTIONS, OUTPUT_OPTIONS, chosen_host, command_end, options
+from dflash_ops.cli.common import HOST_OPTIONS, OUTPUT_OPTIONS, chosen_host, command_end, ledger_of, options
 from dflash_ops.deploy.events import Events
 
 
@@ -22,12 +22,12 @@ def command(
 
     Example: dflash-ops status
     """
-    from dflash_ops.deploy.holders import status
+    from dflash_ops.deploy.history import status
     from dflash_ops.deploy.session import Session
 
     chosen = chosen_host(events, host, inventory)
     with Session(chosen, events) as session:
-        found = status(session, events, run)
+        found = status(session, events, ledger_of(events), run)
     if found is None:
         events.emit("notice", text=f"nothing has run on {chosen.name} yet")
     else:

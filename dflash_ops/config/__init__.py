@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dflash_ops.config.errors import ConfigError, Problem
     from dflash_ops.config.host import Host, Pct, Ssh
-    from dflash_ops.config.inventory import load_host
+    from dflash_ops.config.inventory import all_hosts, load_host
     from dflash_ops.config.loading import load_playbook
     from dflash_ops.config.places import bundled
     from dflash_ops.config.playbook import Playbook, Run, Trainer
@@ -30,6 +30,7 @@ __all__ = [
     "Trainer",
     "Training",
     "Workload",
+    "all_hosts",
     "bundled",
     "load_host",
     "load_playbook",
@@ -46,6 +47,7 @@ _HOMES = {
     "Trainer": "playbook",
     "Training": "training",
     "Workload": "workload",
+    "all_hosts": "inventory",
     "bundled": "places",
     "load_host": "inventory",
     "load_playbook": "loading",

@@ -70,6 +70,23 @@ def load_host(
     raise ConfigError.one(labels, None, "there are several hosts", f"choose one with --host: {', '.join(sorted(own))}")
 
 
+def all_hosts(inventory: Path | None, *, env: Mapping[str, str]) -> list[Host]:
+    """Every host of the inventory, and the bundled `local` where it has been used or there is no other.
+
+    Raises ConfigError where a file is broken.
+    """
+    places = list(_places(inventory, env))
+    problems = [problem for place in places for problem in place.problems]
+    if problems:
+        raise ConfigError(problems)
+    entries = {entry.name: entry for place in reversed(places) for entry in place.entries.values()}
+    local = _load(_bundled_local().entries[LOCAL])
+    found = [_load(entries[name]) for name in sorted(entries)]
+    if LOCAL not in entries and (not found or Path(local.workdir).expanduser().exists()):
+        found.append(local)
+    return found
+
+
 def _named(name: str, known: Mapping[str, _Entry], places: list[_Place], chosen_by: str) -> _Entry:
     if name in known:
         return known[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.follow import follow
 from dflash_ops.deploy.homecoming import bring_home
 from dflash_ops.deploy.reconnect import conversing
-from dflash_ops.deploy.records import LastRun, create_record, new_run_id, record_of, remember_last
+from dflash_ops.deploy.records import create_record, new_run_id, record_of
 from dflash_ops.deploy.session import Session
 from dflash_ops.deploy.stages import Stages, refuse_verdict
 from dflash_ops.errors import ExitCode, OpsError, TransportError
@@ -83,7 +82,6 @@ def launch(
         raise
     if not choices.detach:
         stages.free_lock()
-    _remember(LastRun(stages.session.host.name, run, str(folder.resolve())), stages.events)
 
 
 def see_to_the_end(session: Session, run: str, folder: Path, choices: Choices, outcome: Outcome) -> None:
@@ -97,17 +95,8 @@ def see_to_the_end(session: Session, run: str, folder: Path, choices: Choices, o
             run, folder = status["run"], record_of(choices.runs, status, host)
             outcome.folder = folder
             events.keep_in(folder / "events.ndjson")
-            _remember(LastRun(host, run, str(folder.resolve())), events)
         bring_home(session, run, folder, events, patient=True)
     refuse_bad_end(status, host)
-
-
-def _remember(last: LastRun, events: Events) -> None:
-    try:
-        remember_last(os.environ, last)
-    except OSError as error:
-        # a convenience must never part us from a run that has begun
-        events.emit("notice", text=f"the last run cannot be remembered here ({error}): name the host next time")
 
 
 @contextmanager
@@ -139,20 +128,18 @@ def proven(stages: Stages, choices: Choices, outcome: Outcome, command: str) -> 
     stages.prepare()
     name = stages.playbook.name
     run = new_run_id(f"{name}-canary" if command == "canary" else name)
-    folder = create_record(
-        choices.runs,
-        run,
-        {
-            "command": command,
-            "host": stages.session.host.name,
-            "playbook": name,
-            "release": stages.release,
-            "skipped_canary": choices.skip_reason,
-            "parent": outcome.parent,
-        },
-    )
+    facts = {
+        "command": command,
+        "host": stages.session.host.name,
+        "playbook": name,
+        "release": stages.release,
+        "skipped_canary": choices.skip_reason,
+        "parent": outcome.parent,
+    }
+    folder = create_record(choices.runs, run, facts)
     outcome.folder = folder
     stages.events.keep_in(folder / "events.ndjson")
+    stages.events.emit("record", run=run, folder=str(folder), **facts)
     if stages.manifest is not None:
         write_json(folder / "manifest.json", stages.manifest)
     if choices.skip_reason is None:

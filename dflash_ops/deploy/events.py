@@ -25,6 +25,18 @@ class Events:
     _held: list[bytes] = field(default_factory=list)
     _file: Path | None = None
     _masks: Masks = field(default_factory=Masks)
+    _watchers: list[View] = field(default_factory=list)
+    _ends: list[Callable[[], None]] = field(default_factory=list)
+
+    def watch(self, watcher: View, at_end: Callable[[], None]) -> None:
+        """From now on `watcher` is called with each event, after it was shown and kept; `at_end` before the result."""
+        self._watchers.append(watcher)
+        self._ends.append(at_end)
+
+    def end(self) -> None:
+        """The command is done, its result comes next."""
+        for at_end in self._ends:
+            at_end()
 
     def hide(self, masks: Masks) -> None:
         """From now on these secrets stand in no event, whatever part of it they would come in."""
@@ -43,7 +55,12 @@ class Events:
             **self._masks.value(facts),
         }
         self.view(record)
-        if event in ("log", "progress"):
+        self._keep(record)
+        for watcher in self._watchers:
+            watcher(record)
+
+    def _keep(self, record: Event) -> None:
+        if record["event"] in ("log", "progress"):
             # the log itself is collected whole; its lines are not state changes
             return
         line = json.dumps(record, default=str).encode() + b"\n"

@@ -31,18 +31,6 @@ def tell_holders(conversation: Conversation, events: Events, *, runs: bool) -> d
     return holders
 
 
-def status(session: Session, events: Events, run: str | None) -> dict[str, Any] | None:
-    """The run's summary after who else holds the host; None where nothing has run yet but somebody is about to."""
-    with session.conversation() as conversation:
-        holders = tell_holders(conversation, events, runs=False)
-        try:
-            return conversation.request("status", {"run": run})
-        except OpsError as error:
-            if run is not None or error.kind != "unknown_run" or not (holders["lock"] or holders["leases"]):
-                raise
-            return None
-
-
 def unlock(session: Session, events: Events, *, force: bool) -> str:
     """Takes the host's lock away; what became of its owner's agent. Raises OpsError (exit 9) where it lives."""
     with session.conversation() as conversation:

@@ -1,27 +1,18 @@
-"""What stays on the workstation: `runs/<run>/`, and a pointer to the last run so that `--host` may be left out."""
+"""What stays on the workstation of a run: `runs/<run>/`."""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dflash_ops.agent.arguments import RUN_NAME
 from dflash_ops.errors import ExitCode, OpsError, TransportError
 from dflash_ops.files import write_json
-
-
-@dataclass(frozen=True)
-class LastRun:
-    host: str
-    run: str
-    folder: str
 
 
 def new_run_id(playbook: str) -> str:
@@ -83,23 +74,3 @@ def bringing_home(folder: Path, *, wait: Callable[[str], None] | None = None) ->
         yield
     finally:
         os.close(handle)
-
-
-def _pointer(env: Mapping[str, str]) -> Path:
-    state = env.get("XDG_STATE_HOME") or str(Path(env.get("HOME", "~")).expanduser() / ".local/state")
-    return Path(state) / "dflash-ops" / "last-run.json"
-
-
-def remember_last(env: Mapping[str, str], last: LastRun) -> None:
-    path = _pointer(env)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, asdict(last))
-
-
-def last_run(env: Mapping[str, str]) -> LastRun | None:
-    try:
-        kept = json.loads(_pointer(env).read_text())
-        return LastRun(host=str(kept["host"]), run=str(kept["run"]), folder=str(kept["folder"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        # a pointer is a convenience: without a readable one the host must be named
-        return None

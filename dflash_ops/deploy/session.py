@@ -14,7 +14,9 @@ from typing import Any
 
 from dflash_ops.agent.variables import Variables
 from dflash_ops.config import Host
+from dflash_ops.deploy.bookkeeping import Bookkeeper
 from dflash_ops.deploy.events import Events
+from dflash_ops.deploy.ledger import Ledger
 from dflash_ops.deploy.variables import read_variables
 from dflash_ops.transport import Conversation, transport_for
 
@@ -40,6 +42,9 @@ class Session:
         """Whether its agent ever answered here: then a failure may be a broken link, otherwise a wrong inventory."""
         self._kept: Conversation | None = None
         self._keeping = threading.Lock()
+        ledger = Ledger.at(os.environ, lambda text: events.emit("notice", text=text))
+        bookkeeper = Bookkeeper(host.name, ledger)
+        events.watch(bookkeeper, bookkeeper.write)
         self._transport = transport_for(host, lambda text: events.emit("notice", text=text))
 
     def __enter__(self) -> Session:

@@ -276,4 +276,6 @@ def _facts_of(verdict: dict[str, Any]) -> dict[str, Any]:
         "checks": evidence.get("checks", []),
         "binding": verdict["binding"],
         "made": verdict["made"],
+        "log": verdict["log"],
+        "playbook": verdict["playbook"],
     }

@@ -84,6 +84,8 @@ class HumanView:
             "lock": lambda e: self._say(f"lock     {escape(lock_line(e))}"),
             "lease": lambda e: self._say(f"lease    {escape(lease_line(e))}"),
             "occupied": lambda e: self._say(f"gpu      {escape(occupied_line(e))}"),
+            "read": lambda e: self._say(f"read     {escape(e['host'])}: {e['runs']} runs, {e['canaries']} canaries"),
+            "rolled_back": self._rolled_back,
             "unlocked": lambda e: self._say(f"unlock   {escape(e['what'])}"),
             "error": self._error,
         }
@@ -184,13 +186,18 @@ class HumanView:
             self._say("  (tau counts tokens a verification; at this length of training it is no speed-up)")
 
     def _run(self, event: Event) -> None:
-        state = event["state"]
-        colour = {"RUNNING": "cyan", "SUCCEEDED": "green", "STOPPED": "yellow"}.get(state, "red")
+        as_of = event.get("as_of")
+        state = event["state"] or f"canary {event.get('verdict')}"
+        colour = {"RUNNING": "cyan", "SUCCEEDED": "green", "STOPPED": "yellow", "canary pass": "green"}.get(
+            state, "red"
+        )
         last = event.get("last") or {}
         step = f", step {last.get('step')}, loss {_figure(last.get('loss'))}" if last else ""
+        host = f"{escape(event['host'])}  " if as_of is not None else ""
+        age = f"  [dim]as of {utc(as_of)}[/]" if as_of is not None else ""
         self._say(
-            f"{escape(str(event['run']))}  [{colour}]{escape(str(state))}[/]  {escape(', '.join(event['devices']))}  "
-            f"from {utc(event['started'])}{escape(step)}"
+            f"{host}{escape(str(event['run']))}  [{colour}]{escape(str(state))}[/]  "
+            f"{escape(', '.join(event['devices']))}  from {utc(event['started'])}{escape(step)}{age}"
         )
         if event.get("skipped_canary"):
             self._say(f"  [bold red]without a canary[/]: {escape(event['skipped_canary'])}")
@@ -203,6 +210,15 @@ class HumanView:
             self._say(f"  its host starts it again at {utc(following['due'])}")
         elif following:
             self._say(f"  not started again: {escape(str(following['why']))}")
+
+    def _rolled_back(self, event: Event) -> None:
+        for one in event["passed_over"]:
+            self._say(f"rollback passed over {one['release'][:12]}: {escape(one['why'])}")
+        left = f" (it was {event['previous'][:12]}, now `previous`)" if event["previous"] else ""
+        self._say(
+            f"rollback [bold]{event['current'][:12]}[/] is current on {escape(event['host'])}{left}: "
+            f"its canary passed on {', '.join(event['devices'])}; no run was touched"
+        )
 
     def _error(self, event: Event) -> None:
         self._say(f"[bold red]error[/]    {escape(event['what'])}")
