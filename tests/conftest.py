@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Generator
 from pathlib import Path
 
@@ -76,3 +77,5 @@ def _empty_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _no_personal_config(_empty_config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DFLASH_OPS_HOST", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(_empty_config))
+    # a ledger of its own for each test, made when it is used
+    monkeypatch.setenv("XDG_STATE_HOME", str(_empty_config / secrets.token_hex(8)))
