@@ -20,7 +20,9 @@ AGENTS = {
 
 def tell_holders(conversation: Conversation, events: Events, *, runs: bool) -> dict[str, Any]:
     """Events `lock`, `lease` (those of runs only where asked for) and `occupied`; the agent's answer."""
-    holders = conversation.request("holders")
+    answer = conversation.request("holders")
+    # a host that leaves one out holds none
+    holders = {"lock": answer.get("lock"), **{name: answer.get(name) or [] for name in ("leases", "occupied")}}
     if holders["lock"] is not None:
         events.emit("lock", **holders["lock"])
     for lease in holders["leases"]:
