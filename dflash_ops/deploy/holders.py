@@ -22,7 +22,8 @@ def tell_holders(conversation: Conversation, events: Events, *, runs: bool) -> d
     """Events `lock`, `lease` (those of runs only where asked for) and `occupied`; the agent's answer."""
     answer = conversation.request("holders")
     # a host that leaves one out holds none
-    holders = {"lock": answer.get("lock"), **{name: answer.get(name) or [] for name in ("leases", "occupied")}}
+    holders: dict[str, Any] = {"lock": answer.get("lock")}
+    holders.update((name, answer.get(name) or []) for name in ("leases", "occupied"))
     if holders["lock"] is not None:
         events.emit("lock", **holders["lock"])
     for lease in holders["leases"]:
