@@ -42,7 +42,8 @@ def plan(host: Host, playbook: Playbook, choices: Choices) -> list[dict[str, str
             f"against eager, {workload.rehearsal_steps} steps of the run itself",
         )
     )
-    steps.append(("launch", f"{training.steps} steps under a supervisor on the host"))
+    again = f", started again at most {playbook.run.restarts} times when it crashes" if playbook.run.restarts else ""
+    steps.append(("launch", f"{training.steps} steps under a supervisor on the host{again}"))
     if not choices.detach:
         steps += [
             ("follow", "the log, until the run ends"),

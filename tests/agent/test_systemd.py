@@ -72,3 +72,18 @@ def test_a_killed_supervisor_takes_the_unit_along_and_stop_forgets_it(rig: Rig, 
     assert inside.call("stop", run="unit-c", grace_s=1).result["remaining"] == []
     eventually(lambda: show(rig, unit, "LoadState") == "not-found")
     assert rig.exec_in_container(["systemctl", "--failed", "--quiet", "--plain"]).stdout.count("dflash-ops") == 0
+
+
+def test_a_restart_is_a_unit_of_its_own(rig: Rig, inside: Agent, release: Packed) -> None:
+    policy = {"grace_s": 20, "restarts": 1, "restart_backoff_s": 0}
+    arguments = job(release, python=PYTHON, crashes=1, forever=True)
+    inside.call("launch", run="unit-d", reason="test", policy=policy, **arguments)
+    status = inside.call("wait", run="unit-d").result
+    child = status["next"]["run"]
+    wait_ready(inside, child)
+    # its parent's unit has ended, and did not take it along
+    eventually(lambda: show(rig, "dflash-ops-unit-d", "LoadState") == "not-found")
+    started = inside.call("status", run=child).result
+    assert started["unit"] == f"dflash-ops-{child}"
+    assert show(rig, started["unit"], "ActiveState") == "active"
+    assert inside.call("stop", run="unit-d", grace_s=20).result["state"] == "STOPPED"
