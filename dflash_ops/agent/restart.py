@@ -16,7 +16,7 @@ from .contract import REFUSED
 from .errors import AgentError, ExitCode
 from .files import read_json
 from .jobs import Job
-from .launch import Order, launch
+from .launch import Order, launch, wait_for_job
 from .policy import Policy
 from .processes import boottime_s
 from .runs import RunFolder, RunState
@@ -69,6 +69,9 @@ class Restart:
         try:
             self._start()
         except AgentError as error:
+            if error.kind == "start":
+                # there is a child, and its exit.json says why it could not
+                return None
             outcome = Outcome.STOPPED if error.kind == "stopped" else Outcome.REFUSED
             self._end(planned, outcome, error.what)
         except OSError as error:
@@ -87,7 +90,8 @@ class Restart:
             parent=self._folder.run,
             restart=self._done + 1,
         )
-        launch(self._work, order, self._agent_file)
+        # until its own supervisor has taken over, the child lives by this process
+        wait_for_job(launch(self._work, order, self._agent_file))
 
     def _settings(self) -> Dict[str, Any]:
         """The run's own, from its last whole checkpoint; from the beginning where there was none yet."""
