@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from .errors import AgentError, ExitCode
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,13 @@ class Arguments:
         value = self.values.get(name, False)
         if not isinstance(value, bool):
             raise self._bad(name, "true or false")
+        return value
+
+    def names(self, name: str) -> List[str]:
+        """A list of names: of files or runs, nothing that leads elsewhere."""
+        value = self.values.get(name)
+        if not isinstance(value, list) or not all(isinstance(one, str) and _NAME.fullmatch(one) for one in value):
+            raise self._bad(name, "a list of names")
         return value
 
     def table(self, name: str) -> Dict[str, Any]:

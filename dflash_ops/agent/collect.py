@@ -16,7 +16,7 @@ from .files import CHUNK, is_safe_relative, open_regular, read_json, sha256_file
 from .runs import RunFolder, RunState, find_run
 
 _RECORDS = ("run.json", "settings.json", "verdict.json", "exit.json")
-_UNFINISHED = (".part", ".tmp")
+UNFINISHED = (".part", ".tmp")
 _MANIFEST = "manifest.json"
 
 
@@ -40,7 +40,7 @@ def _records(folder: RunFolder, state: RunState) -> Iterator[Dict[str, Any]]:
     paths = [*(folder.path / name for name in _RECORDS), *log]
     paths += sorted(path for path in folder.out.iterdir() if not path.name.startswith("."))
     for path in paths:
-        if path.suffix in _UNFINISHED:
+        if path.suffix in UNFINISHED:
             continue
         grows = path in growing
         try:
@@ -75,7 +75,7 @@ def checkpoints(folder: RunFolder) -> List[Checkpoint]:
     """The complete checkpoints of a run, by step."""
     found = []
     for path in (folder.out / "checkpoints").glob("*"):
-        if path.suffix in _UNFINISHED or path.is_symlink():
+        if path.suffix in UNFINISHED or path.is_symlink():
             continue
         manifest = read_json(path / _MANIFEST) or {}
         step, files = manifest.get("step"), manifest.get("files")
@@ -88,7 +88,7 @@ def _is_there(checkpoint: Path, item: Any) -> bool:
     if not isinstance(item, dict) or not isinstance(item.get("sha256"), str):
         return False
     path = item.get("path")
-    if not isinstance(path, str) or not is_safe_relative(path) or Path(path).suffix in _UNFINISHED:
+    if not isinstance(path, str) or not is_safe_relative(path) or Path(path).suffix in UNFINISHED:
         return False
     return _regular_size(checkpoint / path) == item.get("size")
 
@@ -124,7 +124,7 @@ def op_read(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     length = None if args.values.get("length") is None else args.size("length")
     path = folder.path / relative
     inside = is_safe_relative(relative) and path.resolve() == folder.path.resolve() / relative
-    if not inside or path.suffix in _UNFINISHED or ".part" in [Path(part).suffix for part in path.parts]:
+    if not inside or path.suffix in UNFINISHED or ".part" in [Path(part).suffix for part in path.parts]:
         raise _unreadable(relative, "it is not a finished file of the run")
     try:
         file = open_regular(path)

@@ -12,13 +12,16 @@ from .arguments import Arguments
 class Policy:
     """Kept in run.json as `policy`.
 
-    `grace_s`: seconds between SIGTERM and SIGKILL. `log_rotate_bytes`: at this size a file of the log is followed by
-    the next one. `log_max_bytes`: more than this is never kept of a run's log. `shared_gpus`: why GPUs that others use
+    `grace_s`: seconds between SIGTERM and SIGKILL. `keep_last` (None: all) and `keep_best`: checkpoints that stay while
+    the run goes on. `log_rotate_bytes`: at this size a file of the log is followed by the next one.
+    `log_max_bytes`: more than this is never kept of a run's log. `shared_gpus`: why GPUs that others use
     are no obstacle. `restarts`: how often a run that crashed is started again by its host. `restart_backoff_s`: seconds
     before the first time, doubled for each that follows.
     """
 
     grace_s: float = 120.0
+    keep_last: Optional[int] = 3
+    keep_best: int = 1
     log_rotate_bytes: int = 64 * 1024 * 1024
     log_max_bytes: int = 4 * 1024 * 1024 * 1024
     shared_gpus: Optional[str] = None
@@ -29,8 +32,12 @@ class Policy:
     def from_arguments(cls, args: Arguments) -> "Policy":
         """From `policy` of a request; AgentError `request` names the key that is wrong."""
         given = Arguments(f"{args.op} policy", args.optional_table("policy"))
+        everything = given.values.get("keep_last", cls.keep_last) is None
         return cls(
             grace_s=given.seconds("grace_s", cls.grace_s),
+            # the newest one is never removed
+            keep_last=None if everything else max(1, given.size("keep_last", cls.keep_last)),
+            keep_best=given.size("keep_best", cls.keep_best),
             log_rotate_bytes=given.size("log_rotate_bytes", cls.log_rotate_bytes),
             log_max_bytes=given.size("log_max_bytes", cls.log_max_bytes),
             shared_gpus=given.optional_text("shared_gpus"),

@@ -26,6 +26,7 @@ from .pythons import op_probe, op_syntax
 from .releases import op_activate, op_stage
 from .resume import op_resumable
 from .rollback import op_rollback, op_verdicts
+from .retention import op_pin
 from .runs import op_runs, op_status
 from .stop import op_stop
 from .variables import Variables
@@ -72,6 +73,7 @@ OPERATIONS: Dict[str, Operation] = {
     "resumable": op_resumable,
     "files": op_files,
     "read": op_read,
+    "pin": op_pin,
 }
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 from . import cgroup
 from .accounts import find_account, popen_options
@@ -22,6 +22,7 @@ from .masking import Masks
 from .policy import Policy
 from .processes import ProcessId, become_subreaper, boot_id, boottime_s, children_of, signal_group
 from .restart import Restart
+from .retention import Retention
 from .runs import RunFolder, RunState
 
 _LOOK_S = 0.2
@@ -49,6 +50,7 @@ class Supervisor:
         self._agent_file = agent_file
         self._record = folder.record()
         self._policy = Policy.of_record(self._record)
+        self._retention = Retention(folder, self._policy)
         self._secrets: Dict[str, str] = {}
         self._log = JobLog(folder.log, self._policy)
         self._pid = 0
@@ -74,9 +76,11 @@ class Supervisor:
             self._beat()
             self._look_for_stop()
             self._keep_deadline()
+            self._keep_checkpoints(self._retention.tend)
             self._sleep(wake)
         self._clear()
         self._drain(wake)
+        self._keep_checkpoints(self._retention.finish)
         restart = Restart(self._folder, self._secrets, self._agent_file)
         self._finish(self._status, (cgroup.oom_kills() or 0) - kills_before, restart)
         restart.carry_out(lambda: self._stopped_meanwhile(wake))
@@ -175,6 +179,13 @@ class Supervisor:
         if self._stop_deadline is not None and time.monotonic() > self._stop_deadline and not self._forced:
             self._forced = True
             signal_group(self._pid, signal.SIGKILL)
+
+    def _keep_checkpoints(self, look: Callable[[], None]) -> None:
+        try:
+            look()
+        except OSError as error:
+            # the run is worth more than the room
+            _say(f"checkpoints: {error}")
 
     def _reap(self) -> None:
         """Collects every child that has ended: the job, and orphans of its."""

@@ -49,6 +49,10 @@ class Run(Model):
     """Hours that a passing verdict holds (on the host's boot-time clock)."""
     grace_s: Annotated[int, Field(ge=0)] = 120
     """Seconds between SIGTERM and SIGKILL when a run is stopped: enough for a checkpoint."""
+    keep_last: Annotated[int, Field(ge=1)] | None = 3
+    """Newest checkpoints that stay on the host while the run goes on; null: all."""
+    keep_best: Annotated[int, Field(ge=0)] = 1
+    """Best checkpoints that stay besides: by held-out tau, else held-out loss, else the training loss."""
     log_rotate_bytes: Annotated[int, Field(ge=64 * KIB)] = 64 * MIB
     """Size at which a file of the run's log is followed by the next one."""
     log_max_bytes: Annotated[int, Field(ge=MIB)] = 4096 * MIB
@@ -64,9 +68,16 @@ class Run(Model):
 
     def policy(self) -> dict[str, Any]:
         """What the host must know to look after the run (docs/agent-protocol.md, `launch`)."""
-        return self.model_dump(
-            include={"grace_s", "log_rotate_bytes", "log_max_bytes", "restarts", "restart_backoff_s"}
-        )
+        kept = {
+            "grace_s",
+            "keep_last",
+            "keep_best",
+            "log_rotate_bytes",
+            "log_max_bytes",
+            "restarts",
+            "restart_backoff_s",
+        }
+        return self.model_dump(include=kept)
 
 
 class Playbook(Model):

@@ -64,9 +64,7 @@ class Collector:
         for file in listing.files:
             self._bring_file(conversation, file)
         wanted = listing.checkpoints[-1:] if self._choice.last else listing.checkpoints
-        for checkpoint in reversed(wanted):
-            if checkpoint.name not in self._whole and self._bring_checkpoint(conversation, checkpoint):
-                self._whole.add(checkpoint.name)
+        self._bring_checkpoints(conversation, [one for one in wanted if one.name not in self._whole])
         self.collected.checkpoints = tuple(sorted(self._whole))
         shutil.rmtree(self._incoming, ignore_errors=True)
         return listing
@@ -129,6 +127,19 @@ class Collector:
         return block
 
     # ---- checkpoints
+
+    def _bring_checkpoints(self, conversation: Conversation, wanted: list[RemoteCheckpoint]) -> None:
+        if not wanted:
+            return
+        # from here on the host keeps them, as long as this conversation lives
+        pinned = self._pin(conversation, [one.name for one in wanted])
+        for checkpoint in reversed(wanted):
+            if checkpoint.name in pinned and self._bring_checkpoint(conversation, checkpoint):
+                self._whole.add(checkpoint.name)
+        self._pin(conversation, [])
+
+    def _pin(self, conversation: Conversation, names: list[str]) -> list[str]:
+        return list(conversation.request("pin", {"run": self._run, "checkpoints": names})["pinned"])
 
     def _bring_checkpoint(self, conversation: Conversation, checkpoint: RemoteCheckpoint) -> bool:
         """False when the host has it no more."""

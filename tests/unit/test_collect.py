@@ -45,6 +45,8 @@ class HostFiles:
         self.cut: dict[str, int] = {}
         self.bend: dict[str, int] = {}
         self.streams = 1
+        self.pins: list[list[str]] = []
+        self.gone: set[str] = set()
         self.expected: threading.Barrier | None = None
         self._lock = threading.Lock()
 
@@ -59,6 +61,9 @@ class HostFiles:
     ) -> dict[str, Any]:
         if op == "files":
             return {"state": self.state, "files": [self._entry(path) for path in self.files]}
+        if op == "pin":
+            self.pins.append(arguments["checkpoints"])
+            return {"pinned": [name for name in arguments["checkpoints"] if name not in self.gone]}
         path, offset, length = arguments["path"], arguments["offset"], arguments["length"]
         if path not in self.files:
             raise OpsError("it cannot be read", exit_code=ExitCode.USAGE, kind="file")
@@ -224,6 +229,13 @@ def test_only_the_newest_checkpoint(host: HostFiles, tmp_path: Path) -> None:
     host.write_checkpoint(8)
     assert bring(host, tmp_path, last=True).checkpoints == ("step-000008",)
     assert bring(host, tmp_path).checkpoints == ("step-000004", "step-000008")
+
+
+def test_what_is_brought_is_pinned_until_it_is_here(host: HostFiles, tmp_path: Path) -> None:
+    host.write_checkpoint(8)
+    host.gone.add("step-000004")
+    assert bring(host, tmp_path).checkpoints == ("step-000008",)
+    assert host.pins == [["step-000004", "step-000008"], []]
 
 
 def test_a_checkpoint_that_is_not_kept_any_more_stops_nothing(host: HostFiles, tmp_path: Path) -> None:
