@@ -19,6 +19,7 @@ from .conversation import Conversation
 from .errors import AgentError, ClientGone, ExitCode
 from .facts import op_facts
 from .follow import op_follow
+from .footprint import op_footprint
 from .gate import op_verdict
 from .holders import op_holders, op_unlock
 from .launch import op_free, op_launch
@@ -74,6 +75,7 @@ OPERATIONS: Dict[str, Operation] = {
     "files": op_files,
     "read": op_read,
     "pin": op_pin,
+    "footprint": op_footprint,
 }
 
 

@@ -91,6 +91,39 @@ def examine_variables(variables: Variables) -> list[Diagnosis]:
     return [Diagnosis(Level.OK, "workstation", f"the trainer gets {', '.join(said)}")] if said else []
 
 
+def examine_disk(
+    host: Host, facts: Mapping[str, Any], footprint: Mapping[str, Any], playbook: Playbook
+) -> list[Diagnosis]:
+    """What the run will need at most, against what is free. `footprint` is the agent's answer of that name."""
+    where = "container" if host.transport == "pct" else "host"
+    known = footprint["checkpoint"]
+    if known is None:
+        text = "what a checkpoint of this drafter takes is known after its first run here"
+        return [Diagnosis(Level.OK, where, text)]
+    count, why = _checkpoints_at_once(playbook)
+    need, free, log = count * known["bytes"], facts["disk_free_bytes"], playbook.run.log_max_bytes
+    text = (
+        f"{count} checkpoints at once ({why}), {_gib(known['bytes'])} each as those of run {known['run']}: "
+        f"{_gib(need)} of {_gib(free)} free"
+    )
+    if need > free:
+        fix = "free space (`dflash-ops prune` shows what could go), or lower run.keep_last"
+        return [Diagnosis(Level.BLOCKER, where, text, fix)]
+    if need + log > free:
+        fix = "free space (`dflash-ops prune` shows what could go), or lower run.log_max_bytes"
+        return [Diagnosis(Level.WARNING, where, f"{text}; with a log of {_gib(log)} it would not fit", fix)]
+    return [Diagnosis(Level.OK, where, text)]
+
+
+def _checkpoints_at_once(playbook: Playbook) -> tuple[int, str]:
+    """Those that stay, and the next one, which is whole before another goes."""
+    training, run = playbook.training, playbook.run
+    every = -(-training.steps // training.checkpoint_every)
+    if run.keep_last is None or every <= run.keep_last + run.keep_best:
+        return every, "all of the run's"
+    return run.keep_last + run.keep_best + 1, f"{run.keep_last} last, {run.keep_best} best, the next"
+
+
 TRAINER_PACKAGES = ("torch", "transformers", "datasets", "safetensors")
 
 

@@ -14,6 +14,7 @@ from dflash_ops.config import Playbook
 from dflash_ops.deploy.doctor import (
     Diagnosis,
     clock,
+    examine_disk,
     examine_gpus,
     examine_holders,
     examine_host,
@@ -78,6 +79,7 @@ class Stages:
         ask("syntax", self._syntax_arguments())
         ask("activate", {"digest": release.digest})
         ask("probe", _probe_arguments(self.session))
+        ask("footprint", _footprint_arguments(self.playbook))
         ask("holders")
         ask("check", self._check_arguments())
         ask("free", self._verb_arguments())
@@ -231,6 +233,10 @@ def _probe_arguments(session: Session) -> dict[str, object]:
     return {"python": session.python}
 
 
+def _footprint_arguments(playbook: Playbook) -> dict[str, object]:
+    return {"module": playbook.trainer.module, "workload": playbook.workload.model_dump(mode="json")}
+
+
 CANARY_SLACK_S = 120
 """The host's deadline lies behind the trainer's own watchdog, which can say more."""
 LAUNCH_TIMEOUT_S = 60
@@ -239,8 +245,10 @@ LAUNCH_TIMEOUT_S = 60
 def examine(session: Session, conversation: Conversation, known: Facts, playbook: Playbook) -> list[Diagnosis]:
     """What `doctor` can tell without a release on the host."""
     environment = conversation.request("probe", _probe_arguments(session))
+    footprint = conversation.request("footprint", _footprint_arguments(playbook))
     return [
         *examine_host(session.host, known.raw, environment, clock()),
+        *examine_disk(session.host, known.raw, footprint, playbook),
         *examine_variables(session.variables),
         *examine_gpus(known.raw, playbook),
         *examine_packages(environment, playbook),

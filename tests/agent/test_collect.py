@@ -72,6 +72,18 @@ def test_a_read_is_of_a_part(agent: Agent, folder: Path) -> None:
         agent.call("read", run="one", path="log/000000.log", offset=len(data) + 1)
 
 
+def test_the_size_of_a_checkpoint_is_that_of_the_same_drafters_last_one(agent: Agent, folder: Path) -> None:
+    def known(module: str = "tt", **workload: object) -> object:
+        return agent.call("footprint", module=module, workload=workload).result["checkpoint"]
+
+    # what its size does not depend on may differ
+    assert known(anchors=7) == {"bytes": 100, "run": "one"}
+    assert known(draft_layers=7) is None
+    assert known("other") is None
+    (folder / "out/checkpoints/step-000003/manifest.json").unlink()
+    assert known() is None
+
+
 @pytest.mark.parametrize("harm", ["no manifest", "half a file", "missing file", "part", "outside", "linked"])
 def test_an_incomplete_checkpoint_is_not_there(agent: Agent, folder: Path, harm: str) -> None:
     checkpoints = folder / "out/checkpoints"

@@ -58,3 +58,10 @@ def test_optimizer_state_comes_on_request(desk: Desk) -> None:
     for path in ("manifest.json", "resume/state.json", "resume/optimizer.safetensors"):
         assert (last / path).read_bytes() == (there / path).read_bytes()
     assert not (last.with_name("step-000008") / "resume").exists()
+    size = sum(path.stat().st_size for path in there.rglob("*") if path.is_file() and path.name != "manifest.json")
+    (told,) = [
+        one["what"]
+        for one in desk.run("doctor", "--playbook", "tiny").named("diagnosis")
+        if f"as those of run {done.result['run']}" in one["what"]
+    ]
+    assert f"3 checkpoints at once (all of the run's), {size / 2**30:.1f} GiB each" in told

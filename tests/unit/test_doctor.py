@@ -7,6 +7,7 @@ import pytest
 from dflash_ops.config import Host, load_playbook
 from dflash_ops.deploy.doctor import (
     Level,
+    examine_disk,
     examine_gpus,
     examine_holders,
     examine_host,
@@ -122,3 +123,36 @@ def test_who_holds_the_host_is_told() -> None:
         strict=True,
     ):
         assert words in one.what
+
+
+GIB = 1 << 30
+
+
+def disk(free: int, size: int | None, *sets: str) -> tuple[Level, str]:
+    playbook = load_playbook("quickstart", sets=("training.steps=1000", "training.checkpoint_every=100", *sets))
+    footprint = {"checkpoint": None if size is None else {"bytes": size, "run": "before"}}
+    (one,) = examine_disk(HOST, {**FACTS, "disk_free_bytes": free}, footprint, playbook)
+    return one.level, one.what
+
+
+def test_the_disk_that_a_run_will_need_is_projected_from_an_earlier_one() -> None:
+    # three last, the best, and the next one before another goes
+    assert disk(100 * GIB, 2 * GIB)[0] is Level.OK
+    level, what = disk(9 * GIB, 2 * GIB)
+    assert level is Level.BLOCKER
+    assert (
+        "5 checkpoints at once (3 last, 1 best, the next), 2.0 GiB each as those of run before: 10.0 GiB of 9.0 GiB"
+        in what
+    )
+    assert disk(11 * GIB, 2 * GIB)[0] is Level.WARNING, "a log may take four more"
+    assert disk(11 * GIB, 2 * GIB, "run.log_max_bytes=1048576")[0] is Level.OK
+
+
+def test_a_run_that_keeps_all_its_checkpoints_needs_room_for_all() -> None:
+    assert "10 checkpoints at once (all of the run's)" in disk(100 * GIB, GIB, "run.keep_last=null")[1]
+    assert "2 checkpoints at once (all of the run's)" in disk(100 * GIB, GIB, "training.checkpoint_every=500")[1]
+
+
+def test_without_an_earlier_run_nothing_is_guessed() -> None:
+    assert disk(GIB, None)[0] is Level.OK
+    assert "after its first run" in disk(GIB, None)[1]
