@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 from .arguments import Arguments
+from .assets import refuse_changed
 from .conversation import Conversation
 from .errors import AgentError
 from .files import read_json, remove_tree, tail_lines, write_json
@@ -33,6 +34,7 @@ def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     refuse_if_busy(work, job.devices.names)
     clear_orphans(work)
     refuse_if_occupied(work, job.devices.names, shared)
+    refuse_changed(work, job.assets)
 
     binding, store = stamp(job), VerdictStore.of(work)
     name = new_id()

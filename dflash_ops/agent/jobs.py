@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional
 from . import cgroup
 from .accounts import Account, find_account, hand_over, let_through, popen_options
 from .arguments import Arguments
+from .assets import Asset
 from .conversation import Conversation
 from .devices import Devices, inventory, resolve
 from .files import write_json
@@ -42,6 +43,7 @@ class Job:
     account: Optional[Account]
     playbook: Optional[str]
     variables: Variables
+    assets: Dict[str, Asset]
 
     @classmethod
     def from_arguments(cls, work: WorkDir, args: Arguments) -> "Job":
@@ -58,6 +60,7 @@ class Job:
             find_account(args.optional_text("user")),
             args.optional_text("playbook"),
             Variables.from_arguments(args),
+            Asset.all_from(args),
         )
 
     @classmethod
@@ -104,7 +107,8 @@ class Job:
 
     def open_to_account(self, work: WorkDir, folder: Path, *owned: Path) -> None:
         """Lets the job's account reach the release, the caches and its `folder`, and gives it what is `owned`."""
-        let_through(self.account, work.root, (work.releases, work.cache / "prepared", folder))
+        folders = [work.releases, work.cache / "prepared", folder]
+        let_through(self.account, work.root, folders + ([work.assets] if work.assets.is_dir() else []))
         hand_over(self.account, work.cache, work.cache / "prepared", *owned)
 
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Dict, List, Optional
 
 from .arguments import Arguments
+from .assets import refuse_changed
 from .conversation import Conversation
 from .devices import search_path
 from .errors import AgentError, ExitCode
@@ -77,6 +78,7 @@ def launch(work: WorkDir, order: Order, agent_file: str) -> RunFolder:
     but = order.parent if order.restart else None
     refuse_if_busy(work, devices, but=but)
     refuse_if_occupied(work, devices, order.policy.shared_gpus)
+    refuse_changed(work, order.job.assets)
     binding, verdict = allow_launch(work, order.job, order.max_age_s, order.reason)
     with exclusive(work.guard):
         refuse_if_busy(work, devices, but=but)
@@ -129,6 +131,7 @@ def _begin(work: WorkDir, order: Order, binding: Binding, verdict: Optional[Verd
         "cwd": str(job.release),
         "environment": job.environment(Mark.of_run(work.root, run)),
         "secrets": job.variables.names_of_secrets,
+        "assets": {name: asdict(asset) for name, asset in job.assets.items()},
         "user": None if account is None else account.name,
         "devices": job.devices.names,
         "binding": asdict(binding),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, NoReturn
 
 from .arguments import Arguments
+from .assets import op_asset, op_asset_begin, op_asset_end, op_asset_file
 from .bootstrap import READY
 from .canary import op_canary
 from .collect import op_files, op_read
@@ -59,6 +60,10 @@ OPERATIONS: Dict[str, Operation] = {
     "syntax": op_syntax,
     "activate": op_activate,
     "rollback": op_rollback,
+    "asset": op_asset,
+    "asset_begin": op_asset_begin,
+    "asset_file": op_asset_file,
+    "asset_end": op_asset_end,
     "check": op_check,
     "prepare": op_prepare,
     "canary": op_canary,

@@ -52,6 +52,11 @@ class WorkDir:
         return self.root / "cache"
 
     @property
+    def assets(self) -> Path:
+        """Not below the cache, which belongs to the job's account: what was verified must stay so."""
+        return self.root / "assets"
+
+    @property
     def lock(self) -> Path:
         return self.root / "lock"
 

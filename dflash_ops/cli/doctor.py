@@ -35,6 +35,7 @@ def command(
     Example: dflash-ops doctor --host ct200
     """
     from dflash_ops.config import load_playbook
+    from dflash_ops.deploy.assets import examine_assets
     from dflash_ops.deploy.doctor import refuse_blockers
     from dflash_ops.deploy.session import Session, facts
     from dflash_ops.deploy.stages import examine
@@ -43,6 +44,7 @@ def command(
     loaded = load_playbook(playbook, sets=sets)
     with Session(chosen, events) as session, session.conversation() as conversation:
         found = examine(session, conversation, facts(conversation), loaded)
+        found += [one.diagnosis for one in examine_assets(conversation, loaded, events).values()]
     for one in found:
         events.emit("diagnosis", **one.as_event())
     result["blockers"] = sum(one.level.value == "blocker" for one in found)

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dflash_ops.config.asset import Asset
     from dflash_ops.config.errors import ConfigError, Problem
     from dflash_ops.config.host import Host, Pct, Ssh
     from dflash_ops.config.inventory import all_hosts, load_host
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from dflash_ops.config.workload import Workload
 
 __all__ = [
+    "Asset",
     "ConfigError",
     "Host",
     "Pct",
@@ -37,6 +39,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Asset": "asset",
     "ConfigError": "errors",
     "Host": "host",
     "Pct": "host",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from dflash_ops.config.asset import PREFIX, USERS
 from dflash_ops.config.base import Model
 from dflash_ops.config.document import Document, KeyPath, read_document
 from dflash_ops.config.errors import ConfigError, Problem, nearest
@@ -44,7 +45,8 @@ def load_playbook(name_or_path: str, *, sets: Sequence[str] = (), env: Mapping[s
     path = _find(name_or_path, os.environ if env is None else env)
     settings = override(read_document(path), sets, Playbook)
     settings.data.setdefault("name", path.stem.removesuffix(".example"))
-    missing = list(_absolute_sources(settings, path.parent))
+    missing = [*_absolute_sources(settings, path.parent), *_unknown_assets(settings)]
+    _absolute_uploads(settings, path.parent)
     return validated(Playbook, settings.data, settings.locate, missing)
 
 
@@ -92,6 +94,27 @@ def _absolute_sources(settings: Settings, home: Path) -> list[Problem]:
             absolute(patch, ("trainer", "patches", number), "file") for number, patch in enumerate(patches)
         ]
     return problems
+
+
+def _unknown_assets(settings: Settings) -> Iterator[Problem]:
+    """Every `asset:NAME` that names none."""
+    assets = settings.data.get("assets")
+    known = assets if isinstance(assets, dict) else {}
+    for section, key in USERS:
+        values = settings.data.get(section)
+        value = values.get(key) if isinstance(values, dict) else None
+        if isinstance(value, str) and value.startswith(PREFIX) and value.removeprefix(PREFIX) not in known:
+            name = value.removeprefix(PREFIX)
+            hint = nearest(name, known) if known else "name it in the section 'assets'"
+            yield settings.locate((section, key)).problem((section, key), f"there is no asset '{name}'", hint)
+
+
+def _absolute_uploads(settings: Settings, home: Path) -> None:
+    assets = settings.data.get("assets")
+    for asset in assets.values() if isinstance(assets, dict) else ():
+        value = asset.get("upload") if isinstance(asset, dict) else None
+        if isinstance(value, str) and value and "\0" not in value:
+            asset["upload"] = os.path.abspath(home / os.path.expanduser(value))  # noqa: PTH100, PTH111
 
 
 def _no_such(origin: Document, path: KeyPath, kind: str, value: str, base: Path) -> Problem:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from dflash_ops.config.asset import Asset
 from dflash_ops.config.base import NAME, TEXT, Matches, Model
 from dflash_ops.config.places import bundled
 from dflash_ops.config.training import Training
@@ -91,6 +92,8 @@ class Playbook(Model):
     workload: Workload
     training: Training
     run: Run = Run()
+    assets: dict[Annotated[str, NAME], Asset] = Field({}, json_schema_extra={"additionalProperties": False})
+    """Weights and datasets by name; `asset:NAME` is the value of target, data or prompts."""
 
     def settings(self, run: str | None, prepared: str | None, cache: str) -> dict[str, Any]:
         """The trainer contract's settings, ready for JSON. `prepared` and `cache` are paths on the host."""

@@ -131,7 +131,7 @@ def _hint(details: list[ErrorDetails], given: object) -> str:
 
 def _unknown(document: Document, path: KeyPath, model: Section) -> Problem:
     *parents, key = path
-    section = _section_at(model, tuple(parents))
+    section = _section_at(model, tuple(parents)) or _entry_at(model, tuple(parents))
     known = list(section.model_fields) if section else []
     homes = [
         home for home in sections(model) if home != tuple(parents) and str(key) in sections(model)[home].model_fields
@@ -157,7 +157,19 @@ def _section_at(model: Section, path: KeyPath) -> Section | None:
     return sections(model).get(path)
 
 
+def _entry_at(model: Section, path: KeyPath) -> Section | None:
+    """The model of an entry that a person names: `assets.NAME`."""
+    field = model.model_fields.get(str(path[0])) if len(path) == 2 else None
+    return _model_in(typing.get_args(field.annotation)[1]) if field and _is_table(field.annotation) else None
+
+
+def _is_table(annotation: object) -> bool:
+    return typing.get_origin(annotation) is dict
+
+
 def _model_in(annotation: object) -> Section | None:
+    if _is_table(annotation):
+        return None
     for candidate in (annotation, *typing.get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate

@@ -26,6 +26,12 @@ def plan(host: Host, playbook: Playbook, choices: Choices) -> list[dict[str, str
         ("stage", f"{host.workdir}/releases/<digest>, verified file by file; no bytes when it is there"),
         ("doctor", f"disk, GPUs, {host.python}, the trainer's own check"),
     ]
+    if playbook.assets:
+        said = [
+            f"{name} sent from {asset.upload}, unless it is there" if asset.upload else f"{name} at {asset.path}"
+            for name, asset in playbook.assets.items()
+        ]
+        steps.append(("assets", f"{'; '.join(said)}; fingerprints checked"))
     if training.data is None:
         steps.append(
             (

@@ -44,6 +44,8 @@ def _lines(folder: Path) -> Iterator[str]:
     ):
         if value:
             yield f"- {name}: {value}"
+    for name, asset in sorted(_table(run.get("assets")).items()):
+        yield f"- asset {name}: {_table(asset).get('path')}, sha256 {_table(asset).get('sha256')}"
     yield ""
     yield from _settings(_read(folder / "settings.json"))
     yield from _canary(_read(folder / "verdict.json"))
@@ -173,6 +175,10 @@ def _files(folder: Path, result: dict[str, Any]) -> Iterator[str]:
 def _figure(value: object, form: str = ".3f") -> str:
     """Empty where there is none: a held-out loss is null when no answer fits a bucket."""
     return format(value, form) if isinstance(value, int | float) else ""
+
+
+def _table(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _cell(text: str) -> str:

@@ -11,6 +11,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from dflash_ops.config import Playbook
+from dflash_ops.deploy.assets import HostAsset, as_arguments, bring_assets, resolved
 from dflash_ops.deploy.doctor import (
     Diagnosis,
     clock,
@@ -48,6 +49,7 @@ class Stages:
         self.manifest: dict[str, Any] | None = None
         """Of a release that was built here."""
         self._needs: dict[str, Any] | None = None
+        self._assets: dict[str, HostAsset] = {}
 
     @cached_property
     def facts(self) -> Facts:
@@ -81,6 +83,9 @@ class Stages:
         ask("probe", _probe_arguments(self.session))
         ask("footprint", _footprint_arguments(self.playbook))
         ask("holders")
+        if self.playbook.assets:
+            # where they lie on the host is part of the settings
+            return
         ask("check", self._check_arguments())
         ask("free", self._verb_arguments())
         if verdict:
@@ -123,6 +128,9 @@ class Stages:
         """Host, GPUs and the trainer's own check. Raises OpsError (exit 5) that names the first blocker."""
         found = examine(self.session, self.conversation, self.facts, self.playbook)
         self._report(found)
+        assets = bring_assets(self.conversation, self.playbook, self.events)
+        self._report([one.diagnosis for one in assets.values()])
+        self._assets = {name: one.asset for name, one in assets.items() if one.asset is not None}
         self.events.emit("asking", what="the trainer for its own check (the first import takes a minute)")
         try:
             answer = self._verb("check", self._check_arguments())
@@ -208,8 +216,9 @@ class Stages:
             "secrets": self.session.variables.secrets,
             "shared_gpus": self.session.host.shared_gpus,
             "max_age_s": self.playbook.run.canary_max_age_h * SECONDS_PER_HOUR,
+            "assets": as_arguments(self._assets),
             # the host sets the cache itself
-            "settings": self.playbook.settings(run=run, prepared=prepared, cache=""),
+            "settings": resolved(self.playbook.settings(run=run, prepared=prepared, cache=""), self._assets),
         }
 
     def _verb(self, op: str, arguments: dict[str, object]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import queue
 import secrets
 import threading
@@ -38,6 +39,8 @@ QUEUED_FRAMES = 64
 
 OnEvent = Callable[[dict[str, Any]], None]
 OnData = Callable[[int, bytes], None]
+Bytes = bytes | mmap.mmap
+"""What is uploaded: in memory, or a file as large as it may be."""
 
 
 @dataclass
@@ -45,7 +48,7 @@ class _Asked:
     """A request that was sent. What comes for it before anyone waits for it is held."""
 
     number: int
-    upload: bytes
+    upload: Bytes
     on_event: OnEvent | None = None
     on_data: OnData | None = None
     waited_for: bool = False
@@ -127,7 +130,7 @@ class Conversation:
         *,
         on_event: OnEvent | None = None,
         on_data: OnData | None = None,
-        upload: bytes = b"",
+        upload: Bytes = b"",
     ) -> dict[str, Any]:
         """Sends one request, unless it was sent `ahead`, and returns its result.
 
@@ -146,7 +149,7 @@ class Conversation:
             return result
         raise OpsError.from_agent(asked.answer["error"], self._host)
 
-    def ahead(self, op: str, arguments: Mapping[str, object] = MappingProxyType({}), *, upload: bytes = b"") -> None:
+    def ahead(self, op: str, arguments: Mapping[str, object] = MappingProxyType({}), *, upload: Bytes = b"") -> None:
         """Sends a request now that `request` will be called with: then its answer is already on the way.
 
         It saves a round trip. The agent skips it unless the one sent ahead before it succeeded.
@@ -162,7 +165,7 @@ class Conversation:
                 return asked
         return None
 
-    def _ask(self, op: str, arguments: Mapping[str, object], upload: bytes, *, after: int | None) -> _Asked:
+    def _ask(self, op: str, arguments: Mapping[str, object], upload: Bytes, *, after: int | None) -> _Asked:
         asked = _Asked(self._next_id, upload)
         self._next_id += 1
         order = {} if after is None else {"after": after}
@@ -201,7 +204,7 @@ class Conversation:
             asked.answer = message
             self._asked.remove(asked)
 
-    def _upload(self, data: bytes, start: int, size: int) -> None:
+    def _upload(self, data: Bytes, start: int, size: int) -> None:
         rest = memoryview(data)[start : start + size]
         while rest:
             if not self._frames.empty():

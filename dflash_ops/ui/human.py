@@ -45,6 +45,12 @@ class HumanView:
                 f"stage    {e['release'][:12]} is current; its {e['files']} files compile under the host's Python"
             ),
             "diagnosis": self._diagnosis,
+            "sending": lambda e: self._say(
+                f"doctor   asset {escape(e['asset'])}: sending {e['files']} files, {_size(e['bytes'])}"
+            ),
+            "sent": lambda e: self._say(
+                f"doctor   asset {escape(e['asset'])}: {_size(e['bytes'])} sent, verified as a whole"
+            ),
             "asking": lambda e: self._say(f"doctor   asking {escape(e['what'])}"),
             "preparing": lambda e: self._say(f"prepare  {escape(e['why'])}"),
             "prepared": lambda e: self._say(

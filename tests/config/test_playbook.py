@@ -223,3 +223,32 @@ def literal(text: str) -> object:
 def test_the_bundled_playbooks_load() -> None:
     for name in ("quickstart", "train"):
         assert isinstance(load_playbook(name, sets=[]), Playbook)
+
+
+def test_assets_are_named_and_their_uploads_are_relative_to_the_file() -> None:
+    text = SMALL.replace("target: model", "target: asset:model")
+    text += "  prompts: asset:questions\nassets:\n  model: {upload: weights/m}\n  questions: {path: /srv/q.jsonl}\n"
+    playbook = load_playbook(write(text, "playbooks/p.yaml"))
+    assert playbook.workload.target == "asset:model"
+    assert playbook.assets["model"].upload == str(Path("playbooks/weights/m").absolute())
+    assert playbook.assets["questions"].path == "/srv/q.jsonl"
+
+
+def test_problems_of_assets_are_told_at_their_line() -> None:
+    text = SMALL.replace("target: model", "target: asset:modle")
+    text += "assets:\n  model: {upload: a, path: /b}\n  other:\n    pth: /x\n    sha256: '12'\n  a b: {path: /x}\n"
+    assert refused(write(text)) == [
+        "p.yaml:3: there is no asset 'modle'; did you mean 'model'?",
+        "p.yaml:8: assets.model needs either path (on the host) or upload (on this machine)",
+        "p.yaml:10: unknown key 'pth' in assets.other; did you mean 'path'?",
+        'p.yaml:11: assets.other.sha256 must be 64 lower-case hex digits, not "12"',
+        "p.yaml:12: a key of assets must be letters, digits, '.', '_' or '-' (first a letter or digit), not \"a b\"",
+    ]
+    assert refused(write(SMALL), "target=asset:x") == [
+        "--set target=asset:x: there is no asset 'x'; name it in the section 'assets'"
+    ]
+
+
+def test_the_names_of_assets_are_no_settings() -> None:
+    text = SMALL + "assets: {model: {path: /x}}\n"
+    assert refused(write(text), "path=/y") == ["--set path=/y: unknown key 'path'; did you mean 'patches'?"]

@@ -23,6 +23,8 @@ GOOD = {
     ],
     "playbook": [
         "version: 1\nworkload: {target: t, mask_token: 7, gpus: [0, GPU-ab]}\ntraining: {steps: 1, betas: [0, 0.5]}",
+        "version: 1\nworkload: {target: 'asset:a', mask_token: 7}\ntraining: {steps: 1}\n"
+        "assets: {a: {path: /srv/x}, b: {upload: data, sha256: '" + "0" * 64 + "'}}",
     ],
 }
 BAD = {
@@ -51,6 +53,9 @@ BAD = {
         "version: 1\nworkload: {target: t, mask_token: 7, gpus: some}\ntraining: {steps: 1}",
         "version: 1\nworkload: {target: t, mask_token: 7}\ntraining: {steps: 1, betas: [0.5]}",
         "version: 1\nworkload: {target: t, mask_token: 7, steps: 1}\ntraining: {steps: 1}",
+        "version: 1\nworkload: {target: t, mask_token: 7}\ntraining: {steps: 1}\nassets: {a: {path: here}}",
+        "version: 1\nworkload: {target: t, mask_token: 7}\ntraining: {steps: 1}\nassets: {a b: {path: /x}}",
+        "version: 1\nworkload: {target: t, mask_token: 7}\ntraining: {steps: 1}\nassets: {a: {path: /x, sha256: 0}}",
         "version: 2\nworkload: {target: t, mask_token: 7}\ntraining: {steps: 1}",
     ],
 }

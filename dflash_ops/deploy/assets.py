@@ -1,0 +1,175 @@
+"""The playbook's assets on the host: looked at where they lie, or brought there; what was found is what is recorded."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_ops.agent.fingerprints import BadAsset, Content, HashCache, content_of
+from dflash_ops.config import Asset, Playbook
+from dflash_ops.config.asset import PREFIX, USERS
+from dflash_ops.deploy.doctor import Diagnosis, Level
+from dflash_ops.deploy.events import Events
+from dflash_ops.errors import ExitCode, OpsError
+from dflash_ops.transport import Conversation
+
+
+@dataclass(frozen=True)
+class HostAsset:
+    """Where it lies on the host, and what lies there (sha256 in hex)."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """One asset as far as it is known. `asset` is None where it is missing, wrong, or still to be sent."""
+
+    diagnosis: Diagnosis
+    asset: HostAsset | None = None
+
+
+def examine_assets(conversation: Conversation, playbook: Playbook, events: Events) -> dict[str, Found]:
+    """Changes nothing on the host."""
+    found = {}
+    for name, asset in playbook.assets.items():
+        events.emit("asking", what=f"for the fingerprint of asset {name} (large files take a while, once)")
+        found[name] = _examined(conversation, name, asset)
+    return found
+
+
+def bring_assets(conversation: Conversation, playbook: Playbook, events: Events) -> dict[str, Found]:
+    """As `examine_assets`, but what is to be sent is sent, unless one of them is a blocker.
+
+    An upload that broke off goes on where it was.
+    """
+    found = examine_assets(conversation, playbook, events)
+    if any(one.diagnosis.level is Level.BLOCKER for one in found.values()):
+        return found
+    for name, asset in playbook.assets.items():
+        if asset.upload is not None and found[name].asset is None:
+            path = _send(conversation, name, asset, events)
+            content = _local(name, asset)
+            found[name] = _there(name, HostAsset(path, content.fingerprint), content.size)
+    return found
+
+
+def resolved(settings: dict[str, Any], assets: Mapping[str, HostAsset]) -> dict[str, Any]:
+    """The trainer's settings with paths in place of `asset:NAME`."""
+    made = {key: dict(value) if isinstance(value, dict) else value for key, value in settings.items()}
+    for section, key in USERS:
+        value = made[section].get(key)
+        if isinstance(value, str) and value.startswith(PREFIX):
+            asset = assets.get(value.removeprefix(PREFIX))
+            made[section][key] = value if asset is None else asset.path
+    return made
+
+
+def as_arguments(assets: Mapping[str, HostAsset]) -> dict[str, dict[str, str]]:
+    return {name: asdict(asset) for name, asset in assets.items()}
+
+
+def sized(count: float) -> str:
+    """`16.4 GiB`"""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def _examined(conversation: Conversation, name: str, asset: Asset) -> Found:
+    if asset.path is not None:
+        answer = conversation.request("asset", {"path": asset.path})
+        if answer["problem"] is not None:
+            return _blocked(name, f"{answer['path']}: {answer['problem']}", "correct `path`, or put it there")
+        if asset.sha256 is not None and answer["sha256"] != asset.sha256:
+            what = f"{answer['path']} has the fingerprint {answer['sha256']}, not {asset.sha256}"
+            return _blocked(name, what, "put the right content there, or correct `sha256` in the playbook")
+        return _there(name, HostAsset(answer["path"], answer["sha256"]), int(answer["size"]))
+    content = _local(name, asset)
+    answer = conversation.request("asset_begin", _announced(content))
+    if answer["path"] is None and int(answer["bytes"]) > int(answer["free"]):
+        what = f"{sized(answer['bytes'])} are still to be sent, {sized(answer['free'])} are free"
+        return _blocked(name, what, "make room in the work directory")
+    if answer["path"] is None:
+        what = f"asset {name}: {sized(answer['bytes'])} of {sized(content.size)} are still to be sent"
+        return Found(Diagnosis(Level.OK, "host", what))
+    return _there(name, HostAsset(answer["path"], content.fingerprint), content.size)
+
+
+def _there(name: str, asset: HostAsset, size: int) -> Found:
+    what = f"asset {name}: {asset.path}, {sized(size)}, sha256 {asset.sha256}"
+    return Found(Diagnosis(Level.OK, "host", what), asset)
+
+
+def _blocked(name: str, what: str, fix: str) -> Found:
+    return Found(Diagnosis(Level.BLOCKER, "host", f"asset {name}: {what}", fix))
+
+
+def _announced(content: Content) -> dict[str, Any]:
+    return {
+        "asset": content.fingerprint,
+        "single": content.single,
+        "files": [asdict(file) for file in content.files],
+    }
+
+
+def _cache() -> HashCache:
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    folder = (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "dflash-ops"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return HashCache(folder / "fingerprints.json")
+
+
+def _local(name: str, asset: Asset) -> Content:
+    """What is to be sent. Raises OpsError (exit 2)."""
+    path = Path(asset.upload or "")
+    try:
+        content = content_of(path, _cache())
+    except (BadAsset, OSError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise _refused(name, f"{path} cannot be sent: {why}", "correct `upload` in the playbook") from error
+    if asset.sha256 is not None and content.fingerprint != asset.sha256:
+        raise _refused(
+            name,
+            f"{path} has the fingerprint {content.fingerprint}, not {asset.sha256}",
+            "put the right content there, or correct `sha256` in the playbook",
+        )
+    return content
+
+
+def _refused(name: str, what: str, fix: str) -> OpsError:
+    return OpsError(f"asset {name}: {what}", exit_code=ExitCode.USAGE, kind="asset", where="this workstation", fix=fix)
+
+
+def _send(conversation: Conversation, name: str, asset: Asset, events: Events) -> str:
+    """Returns its path on the host."""
+    root, content = Path(asset.upload or ""), _local(name, asset)
+    missing = set(conversation.request("asset_begin", _announced(content))["missing"])
+    files = [file for file in content.files if file.path in missing]
+    events.emit("sending", asset=name, files=len(files), bytes=sum(file.size for file in files))
+    sent = 0
+    for file in files:
+        data = _mapped(name, root if content.single else root / file.path, file.size)
+        answer = conversation.request("asset_file", {"asset": content.fingerprint, **asdict(file)}, upload=data)
+        sent += int(answer["sent"])
+    path = str(conversation.request("asset_end", _announced(content))["path"])
+    events.emit("sent", asset=name, path=path, bytes=sent)
+    return path
+
+
+def _mapped(name: str, path: Path, size: int) -> mmap.mmap | bytes:
+    """The file's bytes without holding them in memory. Never closed by hand: a view may outlive a failure."""
+    if size == 0:
+        return b""
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise _refused(name, f"{path} changed while it was sent: {error}", "run the same command again") from error
