@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pwd
@@ -72,6 +73,13 @@ def public_work() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+def put_asset(agent: Agent, data: bytes) -> str:
+    sha256 = hashlib.sha256(data).hexdigest()
+    file = {"path": "weights", "size": len(data), "sha256": sha256}
+    agent.call("asset_file", asset=sha256, **file, upload=data)
+    return str(agent.call("asset_end", asset=sha256, single=True, files=[file]).result["path"])
+
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a job as another account")
 
 
@@ -83,7 +91,9 @@ def test_a_job_runs_as_the_account_that_was_asked_for(public_work: Path, release
         pytest.skip("no python that every account can run")
     with Agent(public_work) as agent:
         agent.call("stage", digest=release.digest, size=len(release.archive), upload=release.archive)
-        arguments = job(release, python=python, evidence="pass")
+        asset = put_asset(agent, b"weights")
+        arguments = job(release, python=python, evidence="pass", tell="SECRET", read=asset)
+        arguments["secrets"] = {"SECRET": "hf_0123456789"}
         found = agent.call("check", user="nobody", **arguments).result
         assert found["uid"] == nobody.pw_uid
         assert found["environment"]["HOME"] == nobody.pw_dir
@@ -92,7 +102,10 @@ def test_a_job_runs_as_the_account_that_was_asked_for(public_work: Path, release
         verdict = agent.call("canary", user="nobody", **arguments).result["verdict"]
         assert verdict["outcome"] == "pass", verdict
         agent.call("launch", user="nobody", run="as-nobody", **arguments)
-        ended = agent.call("follow", run="as-nobody", wait=True).result
+        reply = agent.call("follow", run="as-nobody", wait=True)
+        ended = reply.result
+        assert "read 7 bytes\n" in reply.log
+        assert "told *** and ***\n" in reply.log
         assert (ended["state"], ended["user"]) == ("SUCCEEDED", "nobody")
     out = public_work / "runs" / "as-nobody" / "out"
     assert (out / "result.json").stat().st_uid == nobody.pw_uid

@@ -55,6 +55,8 @@ def leave_grandchild(seconds):
 
 say(f"stdin {len(sys.stdin.read())} bytes")
 say(f"{verb} of {settings['run']} in {Path.cwd()}")
+if "read" in act:
+    say(f"read {len(Path(act['read']).read_bytes())} bytes")
 if "tell" in act:
     # in two writes: a secret may come in pieces
     told = os.environ.get(act["tell"], "")
