@@ -17,6 +17,7 @@ from .devices import search_path
 from .errors import AgentError, ExitCode
 from .files import digest_of
 from .releases import find_release
+from .variables import Variables
 from .workdir import SYSTEM_PATH
 
 _PROBE = """
@@ -50,6 +51,17 @@ print(json.dumps([count, bad]))
 """
 _USUAL_PLACES = ("/opt/*/bin/python3", "/opt/*/*/bin/python3", "~/*/bin/python3", "~/.*/bin/python3")
 _TIMEOUT_S = 300
+
+
+_TOOLS = """
+import json, os, shutil, sysconfig
+def found(variable, *names):
+    asked = os.environ.get(variable, "").split()
+    return next(filter(None, map(shutil.which, asked[:1] or names)), None)
+include = sysconfig.get_paths()["include"]
+print(json.dumps({"c": found("CC", "gcc", "clang", "cc"), "cxx": found("CXX", "g++", "clang++", "c++"),
+                  "headers": os.path.exists(os.path.join(include, "Python.h")), "include": include}))
+"""
 
 
 @dataclass(frozen=True)
@@ -116,7 +128,11 @@ def base_environment(python: str, account: Optional[Account]) -> Dict[str, str]:
 
 
 def _ask(
-    command: List[str], python: str, account: Optional[Account], purpose: str
+    command: List[str],
+    python: str,
+    account: Optional[Account],
+    purpose: str,
+    variables: Optional[Dict[str, str]] = None,
 ) -> "subprocess.CompletedProcess[str]":
     """Runs a short program of ours under the host's Python; its last line of output is the answer."""
     try:
@@ -127,7 +143,7 @@ def _ask(
             text=True,
             errors="replace",
             cwd="/",
-            env=base_environment(python, account),
+            env={**base_environment(python, account), **(variables or {})},
             timeout=_TIMEOUT_S,
             check=False,
             **popen_options(account),
@@ -160,8 +176,13 @@ def probe(python: str, account: Optional[Account] = None) -> Environment:
 
 def op_probe(_: Conversation, args: Arguments) -> Dict[str, Any]:
     account = find_account(args.optional_text("user"))
-    found = probe(find_python(args.text("python")), account)
+    python = find_python(args.text("python"))
+    found = probe(python, account)
+    tools = _ask(
+        [python, "-I", "-c", _TOOLS], python, account, "look for compilers", Variables.from_arguments(args).plain
+    )
     return {
+        "tools": json.loads(tools.stdout.splitlines()[-1]),
         "version": found.version,
         "executable": found.executable,
         "packages": found.packages,

@@ -144,6 +144,36 @@ def examine_packages(environment: Mapping[str, Any], playbook: Playbook) -> list
     ]
 
 
+def examine_tools(environment: Mapping[str, Any], playbook: Playbook) -> list[Diagnosis]:
+    """What the bundled trainer compiles its kernels with: Triton and CUDA graphs need C, a CPU needs C++.
+
+    A warning: kernels that were compiled before may be all that is needed, and the canary decides.
+    """
+    workload, tools = playbook.workload, environment["tools"]
+    if not playbook.trainer.is_bundled or workload.strategy == "eager":
+        return []
+    missing = []
+    if workload.require_cuda and tools["c"] is None:
+        missing.append(("a C compiler (CC, gcc or clang)", "gcc libc6-dev"))
+    if not workload.require_cuda and tools["cxx"] is None:
+        missing.append(("a C++ compiler (CXX, g++ or clang++)", "g++"))
+    if not tools["headers"]:
+        missing.append((f"Python's headers ({tools['include']}/Python.h)", "python3-dev"))
+    if not missing:
+        compiler = tools["c"] if workload.require_cuda else tools["cxx"]
+        return [Diagnosis(Level.OK, "trainer", f"kernels are compiled with {compiler} and {tools['include']}/Python.h")]
+    what = " and not ".join(name for name, _ in missing)
+    return [
+        Diagnosis(
+            Level.WARNING,
+            "trainer",
+            f"strategy {workload.strategy} compiles kernels, and there is not {what}",
+            f"there: apt install {' '.join(package for _, package in missing)}; or name yours in the host's "
+            "`environment` (CC, CXX), or set workload.strategy=eager",
+        )
+    ]
+
+
 def examine_holders(holders: Mapping[str, Any]) -> list[Diagnosis]:
     """Who else holds the host's lock and its devices now: the agent's answer to `holders`."""
     found = []

@@ -20,6 +20,7 @@ from dflash_ops.deploy.doctor import (
     examine_holders,
     examine_host,
     examine_packages,
+    examine_tools,
     examine_trainer,
     examine_variables,
     refuse_blockers,
@@ -239,7 +240,7 @@ def _stage_arguments(release: Release, path: str | None) -> dict[str, object]:
 
 
 def _probe_arguments(session: Session) -> dict[str, object]:
-    return {"python": session.python}
+    return {"python": session.python, "user": session.host.job_user, "environment": session.variables.plain}
 
 
 def _footprint_arguments(playbook: Playbook) -> dict[str, object]:
@@ -261,6 +262,7 @@ def examine(session: Session, conversation: Conversation, known: Facts, playbook
         *examine_variables(session.variables),
         *examine_gpus(known.raw, playbook),
         *examine_packages(environment, playbook),
+        *examine_tools(environment, playbook),
         *examine_holders(conversation.request("holders")),
     ]
 

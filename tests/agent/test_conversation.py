@@ -152,6 +152,18 @@ def test_probe_sees_what_a_job_would_import(agent: Agent) -> None:
     assert agent.call("probe", python=sys.executable).result["digest"] == found["digest"]
 
 
+def test_probe_finds_what_kernels_are_compiled_with(agent: Agent, tmp_path: Path) -> None:
+    compiler = tmp_path / "my cc"
+    compiler.write_text("#!/bin/sh\n")
+    compiler.chmod(0o755)
+    link = tmp_path / "mycc"
+    link.symlink_to(compiler)
+    tools = agent.call("probe", python=sys.executable, environment={"CC": f"{link} -O1"}).result["tools"]
+    assert tools["c"] == str(link)
+    assert tools["headers"] == (Path(tools["include"]) / "Python.h").exists()
+    assert agent.call("probe", python=sys.executable, environment={"CC": "/nowhere"}).result["tools"]["c"] is None
+
+
 def test_the_lock_names_its_owner_and_is_released_at_the_end(work: Path) -> None:
     with Agent(work) as first, Agent(work) as second:
         first.call("lock", owner="ann@desk", command="deploy --host ct200")

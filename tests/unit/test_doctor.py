@@ -12,6 +12,7 @@ from dflash_ops.deploy.doctor import (
     examine_holders,
     examine_host,
     examine_packages,
+    examine_tools,
     examine_trainer,
     refuse_blockers,
 )
@@ -96,6 +97,27 @@ def test_missing_packages_of_the_bundled_trainer_are_named() -> None:
     packages = {"torch": "2.11.0", "transformers": "5", "datasets": "5", "safetensors": "0.8"}
     (fine,) = examine_packages({**PYTHON, "packages": packages}, playbook)
     assert fine.level is Level.OK
+
+
+def test_what_kernels_are_compiled_with() -> None:
+    tools = {"c": "/usr/bin/gcc", "cxx": None, "headers": True, "include": "/usr/include/python3.12"}
+
+    def found(playbook: str = "train", **changes: object) -> list[tuple[Level, str, str]]:
+        loaded = load_playbook("train", sets=[] if playbook == "train" else [playbook])
+        return [
+            (one.level, one.what, one.fix) for one in examine_tools({**PYTHON, "tools": {**tools, **changes}}, loaded)
+        ]
+
+    ((level, what, _),) = found()
+    assert (level, "/usr/bin/gcc" in what) == (Level.OK, True)
+    ((level, what, fix),) = found(c=None, headers=False)
+    assert level is Level.WARNING
+    assert "not a C compiler (CC, gcc or clang) and not Python's headers" in what
+    assert "/usr/include/python3.12/Python.h" in what
+    assert "apt install gcc libc6-dev python3-dev;" in fix
+    ((level, what, fix),) = found("require_cuda=false")
+    assert (level, "C++ compiler" in what, "g++" in fix) == (Level.WARNING, True, True)
+    assert found("strategy=eager", c=None) == []
 
 
 def test_who_holds_the_host_is_told() -> None:
