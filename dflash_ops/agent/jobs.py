@@ -70,7 +70,7 @@ class Job:
         """The job of a run.json once more, resolved on this host anew, with these settings."""
         variables = record["binding"].get("variables") or {}
         plain = {name: value for name, value in variables.items() if value is not None}
-        values = {name: record.get(name) for name in ("module", "python", "user", "playbook")}
+        values = {name: record.get(name) for name in ("module", "python", "user", "playbook", "assets")}
         values.update(digest=record.get("release"), settings=settings, environment=plain, secrets=secret_variables)
         return cls.from_arguments(work, Arguments("run.json", values))
 

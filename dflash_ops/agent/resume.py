@@ -48,6 +48,7 @@ def op_resumable(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         "policy": record.get("policy"),
         "max_age_s": record.get("max_age_s"),
         "settings": settings,
+        "assets": record.get("assets") or {},
         "checkpoint": str(found.path),
         "step": found.step,
     }

@@ -124,6 +124,7 @@ def resume(session: Session, wish: Wish, events: Events, choices: Choices, outco
             playbook = point.playbook(wish.sets, module)
             outcome.release = point.release if release is None else release.digest
             stages = Stages(session, conversation, playbook, events)
+            stages.keep_assets(point.raw["assets"])
             stages.lock("resume")
             if release is None:
                 stages.use(point.release)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -101,6 +102,10 @@ class Stages:
         self.events.emit("staged", release=release.digest, sent=sent)
         self.use(release.digest)
 
+    def keep_assets(self, assets: Mapping[str, Mapping[str, str]]) -> None:
+        """Those of a run that goes on: its settings name their paths already, the host looks at them again."""
+        self._assets = {name: HostAsset(**asset) for name, asset in assets.items()}
+
     def use(self, digest: str) -> None:
         """Makes a release that is there the current one, once the host's python has parsed it."""
         self.release = digest
@@ -131,7 +136,7 @@ class Stages:
         self._report(found)
         assets = bring_assets(self.conversation, self.playbook, self.events)
         self._report([one.diagnosis for one in assets.values()])
-        self._assets = {name: one.asset for name, one in assets.items() if one.asset is not None}
+        self._assets |= {name: one.asset for name, one in assets.items() if one.asset is not None}
         self.events.emit("asking", what="the trainer for its own check (the first import takes a minute)")
         try:
             answer = self._verb("check", self._check_arguments())

@@ -56,11 +56,15 @@ def test_a_deploy_with_assets(desk: Desk, assets: dict[str, Any]) -> None:
     assert settings["training"]["prompts"] == assets["questions"]["path"]
     assert f"- asset model: {there}, sha256 {sha256}" in (folder / "report.md").read_text()
 
-    # the local copy need not be the same file: content counts, and it is there already
-    again = desk.run("canary", "--playbook", "tiny")
-    assert again.code == 0, again.out
-    assert again.named("sent") == []
-    assert again.named("verdict")[0]["reused"]
+    asked = desk.run("doctor", "--playbook", "tiny")
+    assert any(one["what"].startswith(f"asset model: {there}, ") for one in asked.named("diagnosis"))
+
+    resumed = desk.run("resume", "--set", "steps=16")
+    assert resumed.code == 0, resumed.out
+    assert resumed.named("sent") == []
+    assert resumed.named("verdict")[0]["reused"]
+    child = json.loads((Path(resumed.result["folder"]) / "run.json").read_text())
+    assert child["assets"] == record["assets"]
 
 
 def test_wrong_content_stops_before_the_canary(desk: Desk, assets: dict[str, Any]) -> None:
