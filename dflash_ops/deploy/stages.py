@@ -28,6 +28,7 @@ from dflash_ops.deploy.doctor import (
 )
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.lines import LineSplitter
+from dflash_ops.deploy.node import examine_node
 from dflash_ops.deploy.session import Facts, Session, facts, owner
 from dflash_ops.errors import ExitCode, OpsError, TransportError
 from dflash_ops.release import Release
@@ -262,6 +263,7 @@ def examine(session: Session, conversation: Conversation, known: Facts, playbook
     environment = conversation.request("probe", _probe_arguments(session))
     footprint = conversation.request("footprint", _footprint_arguments(playbook))
     return [
+        *examine_node(session.host, conversation.greeting),
         *examine_host(session.host, known.raw, environment, clock()),
         *examine_disk(session.host, known.raw, footprint, playbook),
         *examine_variables(session.variables),

@@ -101,6 +101,8 @@ class Conversation:
         """Whether the agent has spoken."""
         self.moved = False
         """Whether bytes of a log or a file have come or gone: a link that moves nothing is not worth many tries."""
+        self.greeting = ""
+        """What was printed there before the agent spoke."""
         self._nonce = secrets.token_hex(16)
         self._channel = self._open(workdir)
         self._heard = time.monotonic()
@@ -323,6 +325,7 @@ class Conversation:
                     break
                 seen = (seen + byte)[-65536:]
                 if seen.endswith(ready):
+                    self.greeting = seen[: -len(ready)].decode("utf-8", "replace")
                     return
                 if byte == b"\n" and refused in seen:
                     words = seen[seen.index(refused) + len(refused) :].decode("utf-8", "replace").strip()

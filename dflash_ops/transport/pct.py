@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_ops.errors import ExitCode, OpsError, TransportError
+from dflash_ops.transport.node import NODE_SCRIPT, parse_node
 from dflash_ops.transport.ssh import SshChannel, SshTransport
 
 if TYPE_CHECKING:
@@ -24,9 +25,12 @@ PUSH_TIMEOUT_S = 1800.0
 PUSH_SCRIPT = (
     "set -e; umask 077; d=$(mktemp -d /tmp/dflash-ops.XXXXXXXX); "
     'trap \'rm -rf "$d"\' EXIT; trap "exit 1" HUP INT TERM; '
-    'cat > "$d/archive"; "$@" push "$0" "$d/archive" "$DESTINATION" </dev/null'
+    'cat > "$d/archive"; [ "$(wc -c < "$d/archive")" -eq "$SIZE" ] || exit 1; '
+    '"$@" push "$0" "$d/archive" "$DESTINATION" </dev/null'
 )
-"""Node side of `push`: the temporary file goes away however the script ends. Arguments: id, then the pct command."""
+"""Node side of `push`: the temporary file goes away however the script ends, and one that did not arrive whole is not
+
+pushed. Arguments: id, then the pct command."""
 
 
 class PctTransport:
@@ -46,7 +50,8 @@ class PctTransport:
     def open(self, argv: Sequence[str]) -> SshChannel:
         # the node's environment and working directory leak into `pct exec`: env -i and an explicit PATH undo it
         clean = ["/usr/bin/env", "-i", f"PATH={CONTAINER_PATH}", "LANG=C.UTF-8", "HOME=/root"]
-        return self._node.open([*self._command, "exec", str(self._pct.id), "--", *clean, *argv])
+        execute = [*self._command, "exec", str(self._pct.id), "--", *clean, *argv]
+        return self._node.open(["sh", "-c", NODE_SCRIPT, str(self._pct.id), *execute])
 
     def deliver(self, archive: Path, destination: str) -> bool:
         if self._pct.transfer != "push":
@@ -54,6 +59,7 @@ class PctTransport:
         script = [
             "env",
             f"DESTINATION={destination}",
+            f"SIZE={archive.stat().st_size}",
             "sh",
             "-c",
             PUSH_SCRIPT,
@@ -89,6 +95,15 @@ class PctTransport:
     def explain(self, status: int | None, stdout: str, stderr: str) -> OpsError | None:
         """The texts are pct's own (pve-container 6.1)."""
         number = self._pct.id
+        node = parse_node(stdout)
+        elsewhere = [] if node is None else [name for name in node.homes if name != node.name.partition(".")[0]]
+        if elsewhere and "does not exist" in stderr:
+            return TransportError(
+                f"container {number} is on node {elsewhere[0]}, not on this one",
+                where=self._where,
+                kind="container_missing",
+                fix=f"name {elsewhere[0]} as `address` of this host in the inventory",
+            )
         for pattern, kind, what, fix in (
             (
                 r"container '\d+' not running|can only push files to a running CT|unable to get PID for CT",

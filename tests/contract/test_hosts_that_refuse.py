@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -34,6 +35,31 @@ def test_a_wrong_container_id(desk: Desk, rig: Rig) -> None:
     assert done.code == 4
     assert "no container 999" in done.error["what"]
     assert "pct list" in done.error["fix"]
+
+
+def test_a_container_on_another_node_of_the_cluster(desk: Desk, rig: Rig) -> None:
+    desk.write_host("box", pct_host(rig, container=rig.elsewhere_container_id))
+    done = desk.run("runs")
+    assert done.code == 4
+    assert f"300 is on node {rig.elsewhere_node}" in done.error["what"]
+    assert rig.elsewhere_node in done.error["fix"]
+
+
+def test_the_doctor_tells_of_the_node(desk: Desk, rig: Rig) -> None:
+    desk.write_host("box", pct_host(rig))
+    conf = rig.pct_conf_dir / f"{rig.container_id}.conf"
+    plain = conf.read_text()
+    secret = "#a description\nlxc.environment: TOKEN=hush\n"
+    conf.write_text(f"{secret}features: keyctl=1,nesting=1\nlock: backup\n{plain}[before]\nmemory: 7\n")
+    try:
+        done = desk.run("doctor", "--playbook", "tiny")
+    finally:
+        conf.write_text(plain)
+    assert done.code == 0, done.out
+    node = [(one["level"], one["what"]) for one in done.named("diagnosis") if one["layer"] == "node"]
+    told = "container 200: 2048 MiB memory and 512 MiB swap, 2 cores, unprivileged, nesting"
+    assert node == [("ok", f"{os.uname().nodename}; {told}"), ("warning", "container 200 is locked (backup)")]
+    assert "hush" not in done.out + done.err
 
 
 def test_no_pct_on_the_node(desk: Desk, rig: Rig) -> None:

@@ -52,6 +52,8 @@ class Rig:
     container_id = 200
     stopped_container_id = 201
     missing_container_id = 999
+    elsewhere_container_id = 300
+    elsewhere_node = "pve2"
     node = "node"
     box = "box"
 
@@ -168,6 +170,11 @@ class Rig:
         self.pct_conf_dir.mkdir()
         for vmid in (self.container_id, self.stopped_container_id):
             (self.pct_conf_dir / f"{vmid}.conf").write_text(CONFIGURATION.format(vmid=vmid))
+        cluster = self.folder / "etc" / "pve"
+        (cluster / "lxc").mkdir(parents=True)
+        elsewhere = cluster / "nodes" / self.elsewhere_node / "lxc" / f"{self.elsewhere_container_id}.conf"
+        elsewhere.parent.mkdir(parents=True)
+        elsewhere.write_text(CONFIGURATION.format(vmid=self.elsewhere_container_id))
         (self.folder / "subids").write_text(f"root:{container.ID_BASE}:{container.ID_COUNT}\n")
         pct = self.folder / "sbin" / "pct"
         pct.parent.mkdir()

@@ -23,6 +23,9 @@ def private_mounts(state: Path) -> None:
     mount("-t", "tmpfs", "-o", "mode=755,size=16m", "tmpfs", "/run")
     for name in ("sshd", "lock", "lock/lxc", "lxc"):
         Path("/run", name).mkdir(mode=0o755)
+    # /etc/pve, Proxmox's cluster file system, without a folder of ours on the machine.
+    mount("-t", "overlay", "overlay", "-o", f"lowerdir={state / 'etc'}:/etc", "/etc")
+    mount("--bind", str(state / "pve"), "/etc/pve/lxc")
     # newuidmap wants root's range named, even when root asks.
     for name in ("subuid", "subgid"):
         mount("--bind", str(state / "subids"), f"/etc/{name}")
