@@ -17,7 +17,7 @@ from .arguments import Arguments
 from .conversation import Conversation
 from .devices import inventory, search_path
 from .processes import boot_id, boottime_s
-from .releases import staged_releases
+from .releases import linked, staged_releases
 
 
 def runs_systemd() -> bool:
@@ -76,6 +76,8 @@ def op_facts(conversation: Conversation, _: Arguments) -> Dict[str, Any]:
         "cgroup": cgroup.version(),
         "workdir": str(conversation.work.root),
         "releases": staged_releases(conversation.work),
+        "current": linked(conversation.work.root / "current"),
+        "previous": linked(conversation.work.root / "previous"),
         "disk_free_bytes": disk.f_bavail * disk.f_frsize,
         "inodes_free": disk.f_favail,
         "memory_bytes": _memory_bytes(),

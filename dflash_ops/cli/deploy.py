@@ -52,6 +52,11 @@ def skip_reason(skip_canary: bool, reason: str | None) -> str | None:
 
 @click.command("deploy")
 @options(HOST_OPTIONS, PLAYBOOK_OPTIONS, [RUNS_OPTION, *LAUNCH_OPTIONS], OUTPUT_OPTIONS)
+@click.option(
+    "--release",
+    metavar="DIGEST",
+    help="A release on the host instead of a build: current, previous, or the beginning of its digest.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan; touch nothing.")
 @command_end
 def command(
@@ -65,6 +70,7 @@ def command(
     runs: Path,
     restarts: int | None,
     again: bool,
+    release: str | None,
     dry_run: bool,
     detach: bool,
     skip_canary: bool,
@@ -84,7 +90,7 @@ def command(
     said = skip_reason(skip_canary, reason)
     chosen = chosen_host(events, host, inventory)
     loaded = load_playbook(playbook, sets=with_restarts(sets, restarts))
-    choices = Choices(runs=runs, detach=detach, again=again, skip_reason=said)
+    choices = Choices(runs=runs, detach=detach, again=again, skip_reason=said, release=release)
     if dry_run:
         events.emit("plan", steps=plan(chosen, loaded, choices))
         return

@@ -35,6 +35,8 @@ class Choices:
     detach: bool = False
     again: bool = False
     skip_reason: str | None = None
+    release: str | None = None
+    """One that is on the host (`current`, `previous` or the digest's beginning) instead of a new build."""
 
 
 @dataclass
@@ -104,6 +106,20 @@ def _staged(session: Session, playbook: Playbook, choices: Choices, outcome: Out
     """Inside the block the playbook's release is built, checked and on the host, and the host's lock is held."""
     # a secret that cannot be read stops the command before anything is built or reached
     _ = session.variables
+    then = "nothing was launched yet; it goes on where it was"
+    if choices.release is not None:
+        wanted = choices.release
+
+        def begin_there(conversation: Conversation) -> Stages:
+            stages = Stages(session, conversation, playbook, session.events)
+            stages.lock(command)
+            stages.use(stages.named(wanted))
+            return stages
+
+        with conversing(session, begin_there, then=then, give_up_s=LINK_PATIENCE_S) as (_, stages):
+            outcome.release = stages.release
+            yield stages
+        return
     with built(playbook, session.events) as release:
         outcome.release = release.digest
         checked(release, session.events)
@@ -115,7 +131,6 @@ def _staged(session: Session, playbook: Playbook, choices: Choices, outcome: Out
             stages.stage(release)
             return stages
 
-        then = "nothing was launched yet; the upload goes on where it was"
         with conversing(session, begin, then=then, give_up_s=LINK_PATIENCE_S) as (_, stages):
             yield stages
 

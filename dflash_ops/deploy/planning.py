@@ -19,11 +19,17 @@ def plan(host: Host, playbook: Playbook, choices: Choices) -> list[dict[str, str
         "ssh": f"ssh {host.ssh.address}" if host.ssh else "",
         "pct": f"ssh {host.ssh.address}, pct exec {host.pct.id} ({host.pct.transfer})" if host.ssh and host.pct else "",
     }[host.transport]
-    steps = [
-        ("build", f"{trainer.folder}{patches}: module {trainer.module}"),
-        ("check", "syntax and compile-safety rules"),
-        ("connect", f"{host.name} by {way}; lock {host.workdir}"),
-        ("stage", f"{host.workdir}/releases/<digest>, verified file by file; no bytes when it is there"),
+    connect = ("connect", f"{host.name} by {way}; lock {host.workdir}")
+    if choices.release is None:
+        steps = [
+            ("build", f"{trainer.folder}{patches}: module {trainer.module}"),
+            ("check", "syntax and compile-safety rules"),
+            connect,
+            ("stage", f"{host.workdir}/releases/<digest>, verified file by file; no bytes when it is there"),
+        ]
+    else:
+        steps = [connect, ("stage", f"nothing is built or sent: release {choices.release} of that host")]
+    steps += [
         ("doctor", f"disk, GPUs, {host.python}, the trainer's own check"),
     ]
     if playbook.assets:

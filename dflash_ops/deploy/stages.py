@@ -107,6 +107,27 @@ class Stages:
         """Those of a run that goes on: its settings name their paths already, the host looks at them again."""
         self._assets = {name: HostAsset(**asset) for name, asset in assets.items()}
 
+    def named(self, name: str) -> str:
+        """The digest of a release on the host: `current`, `previous`, or the beginning of one (8 digits at least).
+
+        Raises OpsError (exit 2) that names those that are there.
+        """
+        there = self.facts.raw["releases"]
+        if name in ("current", "previous"):
+            found = [digest for digest in there if digest == self.facts.raw[name]]
+        else:
+            found = [digest for digest in there if len(name) >= DIGITS and digest.startswith(name)]
+        if len(found) == 1:
+            return str(found[0])
+        known = ", ".join(digest[:12] for digest in there) or "no release at all"
+        raise OpsError(
+            f"{name!r} names no release there, or several: there is {known}",
+            exit_code=ExitCode.USAGE,
+            kind="unknown_release",
+            where=self._where,
+            fix=f"say `current`, `previous` or at least {DIGITS} digits of one; without --release it is built anew",
+        )
+
     def use(self, digest: str) -> None:
         """Makes a release that is there the current one, once the host's python has parsed it."""
         self.release = digest
@@ -253,6 +274,8 @@ def _footprint_arguments(playbook: Playbook) -> dict[str, object]:
     return {"module": playbook.trainer.module, "workload": playbook.workload.model_dump(mode="json")}
 
 
+DIGITS = 8
+"""Of a digest, so that a name does not fit by accident."""
 CANARY_SLACK_S = 120
 """The host's deadline lies behind the trainer's own watchdog, which can say more."""
 LAUNCH_TIMEOUT_S = 60

@@ -61,3 +61,14 @@ def test_back_to_the_release_before(desk: Desk) -> None:
     assert done.code == 0, done.out
     assert (done.result["current"], done.result["previous"]) == (first, second)
     assert (desk.folder / "work" / "current").resolve().name == first
+    # and that very release can be launched, by its verdict, whatever the tree here is by now
+    desk.write_playbook(faults=("syntax-error",))
+    again = desk.deploy("--release", "current", "--detach")
+    assert again.code == 0, again.out
+    assert (again.result["release"], again.named("verdict")[0]["reused"]) == (first, True)
+    assert not again.named("built")
+    (run,) = desk.run("runs").named("run")
+    assert run["release"] == first
+    wrong = desk.deploy("--release", second[:7])
+    assert wrong.code == 2
+    assert second[:12] in wrong.error["what"]
