@@ -73,6 +73,8 @@ class Bookkeeper:
             self._ledger.put([entry_of_verdict(self._host, event, seen, folder)])
         elif name == "launched":
             self._ledger.put([self._launched(event)])
+        elif name == "restarted":
+            self._ledger.put([self._restarted(event)])
         elif name == "ended":
             ended = (event["exit"] or {}).get("ended")
             self._ledger.put([Entry(self._host, event["run"], RUN, seen, state=event["state"], ended=ended)])
@@ -91,6 +93,22 @@ class Bookkeeper:
     def _folder(self) -> str | None:
         folder = self._record.get("folder")
         return None if folder is None else str(Path(folder).resolve())
+
+    def _restarted(self, event: Event) -> Entry:
+        """By its host: as what it goes on with, as far as this command knows that."""
+        return Entry(
+            host=self._host,
+            run=event["child"],
+            kind=RUN,
+            seen=event["time"],
+            state="RUNNING",
+            playbook=self._record.get("playbook"),
+            release=self._record.get("release"),
+            started=event["time"],
+            skipped=self._record.get("skipped_canary"),
+            parent=event["run"],
+            devices=self._devices,
+        )
 
     def _launched(self, event: Event) -> Entry:
         skipped = event.get("skipped_canary")

@@ -195,11 +195,14 @@ def test_it_is_kept_by_the_events_of_a_command(book: Book, tmp_path: Path) -> No
     assert book.ledger.last_launched() == run
     events.emit("ended", run="a", state="FAILED", exit={"ended": 11.0})
     assert [(entry.state, entry.ended) for entry in book.ledger.entries(kind=RUN)] == [("FAILED", 11.0)]
+    events.emit("restarted", run="a", child="a2", left=0)
+    restarted = next(entry for entry in book.ledger.entries(kind=RUN) if entry.run == "a2")
+    assert (restarted.state, restarted.parent, restarted.release) == ("RUNNING", "a", "f" * 64)
     # many at once: written when the command ends
     summary = {"state": "LOST", "started": 1.0, "skipped_canary": "in a hurry", "devices": ["cpu"], "last": {"step": 2}}
     events.emit("run", run="b", **summary)
     events.emit("run", run="never", as_of=1.0, **summary)
     events.end()
-    assert [entry.run for entry in book.ledger.entries(kind=RUN)] == ["a", "b"]
+    assert [entry.run for entry in book.ledger.entries(kind=RUN)] == ["a2", "a", "b"]
     (lost,) = [entry for entry in book.ledger.entries() if entry.run == "b"]
     assert (lost.verdict, lost.skipped, json.dumps(lost.last)) == (None, "in a hurry", '{"step": 2}')
