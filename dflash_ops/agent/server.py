@@ -27,8 +27,8 @@ from .launch import op_free, op_launch
 from .pythons import op_probe, op_syntax
 from .releases import op_activate, op_stage
 from .resume import op_resumable
-from .rollback import op_rollback, op_verdicts
 from .retention import op_pin
+from .rollback import op_rollback, op_verdicts
 from .runs import op_runs, op_status
 from .stop import op_stop
 from .variables import Variables

@@ -71,3 +71,7 @@ def test_why_it_was_not_started_again_is_said(desk: Desk) -> None:
     assert done.result["run"] == second["run"] != first["run"]
     assert "all 1 restarts are used up" in done.named("not_restarted")[0]["why"]
     assert len(desk.run("runs").result["runs"]) == 2
+    # whoever waits for it by its first name waits for what it has become
+    waited = desk.run("wait", first["run"])
+    assert (waited.code, waited.result["run"], waited.result["state"]) == (8, second["run"], "FAILED")
+    assert "this run fails at step 5" in "\n".join(waited.error["evidence"])

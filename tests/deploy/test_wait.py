@@ -27,18 +27,3 @@ def test_waits_for_the_end_and_says_no_more_than_that(desk: Desk) -> None:
     assert [event["event"] for event in events] == ["ended", "result"]
     assert (events[-1]["exit"], events[-1]["run"], events[-1]["state"]) == (0, run, "STOPPED")
     assert desk.run("wait", run, "--timeout", "0").code == 0
-
-
-def test_a_run_that_failed_is_exit_8(desk: Desk) -> None:
-    desk.write_playbook(faults=("fails-at-step-5",))
-    run = desk.deploy("--detach", *UNPROVEN).result["run"]
-    done = desk.run("wait", run)
-    assert (done.code, done.result["state"]) == (8, "FAILED")
-    assert "this run fails at step 5" in "\n".join(done.error["evidence"])
-    shown = desk.type("wait", "--host", "box")
-    assert shown.code == 8
-    assert shown.out == ""
-
-
-def test_without_a_run(desk: Desk) -> None:
-    assert desk.run("wait").code == 2
