@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Iterator, Optional
 
 MOUNT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def version() -> int:
@@ -14,7 +15,7 @@ def version() -> int:
 
 def _own_path(controller: str) -> Optional[str]:
     """Our path in the hierarchy of `controller` (v1) or in the unified one (v2, controller "")."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in MEMBERSHIP.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
             return path

@@ -18,6 +18,7 @@ from .errors import AgentError, ExitCode
 from .facts import can_start_units
 from .files import exclusive, read_json, tail_lines, write_json
 from .gate import NO_LIMIT, allow_launch
+from .gpu_memory import in_use
 from .jobs import Job
 from .leases import refuse_if_busy
 from .occupied import refuse_if_occupied
@@ -80,12 +81,13 @@ def launch(work: WorkDir, order: Order, agent_file: str) -> RunFolder:
     refuse_if_occupied(work, devices, order.policy.shared_gpus)
     refuse_changed(work, order.job.assets)
     binding, verdict = allow_launch(work, order.job, order.max_age_s, order.reason)
+    gpu_memory = in_use(devices)
     with exclusive(work.guard):
         refuse_if_busy(work, devices, but=but)
         parent = None if order.parent is None else find_run(work, order.parent)
         if parent is not None:
             (refuse_if_stopped if order.restart else refuse_if_alive)(parent)
-        folder = _begin(work, order, binding, verdict)
+        folder = _begin(work, order, binding, verdict, gpu_memory)
         if parent is not None:
             kind = Kind.RESTART if order.restart else Kind.RESUME
             left = max(0, order.policy.restarts - order.restart)
@@ -99,7 +101,9 @@ def launch(work: WorkDir, order: Order, agent_file: str) -> RunFolder:
     return folder
 
 
-def _begin(work: WorkDir, order: Order, binding: Binding, verdict: Optional[Verdict]) -> RunFolder:
+def _begin(
+    work: WorkDir, order: Order, binding: Binding, verdict: Optional[Verdict], gpu_memory: Optional[Dict[str, int]]
+) -> RunFolder:
     """Makes runs/<run>/ with all that the supervisor and every later reader need; run.json comes last."""
     job, run = order.job, order.run
     folder = RunFolder(work.runs / run)
@@ -134,6 +138,7 @@ def _begin(work: WorkDir, order: Order, binding: Binding, verdict: Optional[Verd
         "assets": {name: asdict(asset) for name, asset in job.assets.items()},
         "user": None if account is None else account.name,
         "devices": job.devices.names,
+        "gpu_memory_bytes": gpu_memory,
         "binding": asdict(binding),
         "verdict": None if verdict is None else verdict.digest,
         "max_age_s": order.max_age_s,
@@ -242,8 +247,9 @@ def write_exit(
     oom_kill: int = 0,
     forced: bool = False,
     error: Optional[str] = None,
+    reason: Optional[Dict[str, Any]] = None,
 ) -> None:
-    """The last word on a run. `error` is set only where the job was never started."""
+    """The last word on a run. `error`: the job was never started; `reason`: why its supervisor ended it."""
     value = {
         "v": 1,
         "code": code,
@@ -253,6 +259,7 @@ def write_exit(
         "oom_kill": oom_kill,
         "forced": forced,
         "error": error,
+        "reason": reason,
     }
     # a run has ended once exit.json is there, so that comes last
     with contextlib.suppress(OSError):

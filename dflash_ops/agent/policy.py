@@ -16,7 +16,9 @@ class Policy:
     the run goes on. `log_rotate_bytes`: at this size a file of the log is followed by the next one.
     `log_max_bytes`: more than this is never kept of a run's log. `shared_gpus`: why GPUs that others use
     are no obstacle. `restarts`: how often a run that crashed is started again by its host. `restart_backoff_s`: seconds
-    before the first time, doubled for each that follows.
+    before the first time, doubled for each that follows. `stall_s` and `first_step_s`: seconds without a metrics
+    record, after and before the first step, that end a run; 0: never. `probation_steps`: recorded steps after which a
+    client leaves the run alone; kept for the run that goes on with it.
     """
 
     grace_s: float = 120.0
@@ -27,6 +29,9 @@ class Policy:
     shared_gpus: Optional[str] = None
     restarts: int = 0
     restart_backoff_s: float = 30.0
+    stall_s: float = 1800.0
+    first_step_s: float = 3600.0
+    probation_steps: int = 3
 
     @classmethod
     def from_arguments(cls, args: Arguments) -> "Policy":
@@ -43,6 +48,9 @@ class Policy:
             shared_gpus=given.optional_text("shared_gpus"),
             restarts=given.size("restarts", cls.restarts),
             restart_backoff_s=given.seconds("restart_backoff_s", cls.restart_backoff_s),
+            stall_s=given.seconds("stall_s", cls.stall_s),
+            first_step_s=given.seconds("first_step_s", cls.first_step_s),
+            probation_steps=given.size("probation_steps", cls.probation_steps),
         )
 
     @classmethod

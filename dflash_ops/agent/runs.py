@@ -15,6 +15,7 @@ from .files import read_json, tail_lines
 from .logfiles import LogFolder
 from .processes import Mark, ProcessId, boot_id
 from .successor import Kind, Outcome, Successor
+from .watch import plain
 from .workdir import WorkDir
 
 
@@ -167,7 +168,8 @@ class RunFolder:
             except ValueError:  # the line that is being written, or was cut off by the limit
                 continue
             if isinstance(value, dict) and value.get("kind") == "step":
-                return value
+                found: Dict[str, Any] = plain(value)
+                return found
         return None
 
 

@@ -8,6 +8,7 @@ import subprocess
 import time
 from typing import Any, Dict
 
+from . import gpu_memory
 from .arguments import Arguments
 from .conversation import Conversation
 from .devices import search_path
@@ -20,7 +21,10 @@ SLACK_S = 15.0
 
 
 def op_stop(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
-    """Events `phase`: asked, then killed if it took that, and verified. `remaining` holds what would not die."""
+    """Events `phase`: asked, then killed if it took that, and verified.
+
+    `remaining` holds what would not die, `gpu_memory` what is in use of each of its GPUs (None without GPUs).
+    """
     work = conversation.work
     asked = find_run(work, args.optional_run())
     with exclusive(work.guard):
@@ -49,8 +53,11 @@ def op_stop(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     remaining = folder.mark.kill()
     if folder.state() is RunState.LOST:
         _forget_unit(folder)
-    conversation.event("phase", phase="verified", what=f"{len(remaining)} processes of the run are left")
-    return {**folder.summary(), "remaining": remaining}
+    found = gpu_memory.after(work, folder.record().get("gpu_memory_bytes"))
+    left = None if found is None else [one.to_json() for one in found]
+    words = [f"{len(remaining)} processes of the run are left", *(one["what"] for one in left or ())]
+    conversation.event("phase", phase="verified", what="; ".join(words), gpu_memory=left)
+    return {**folder.summary(), "remaining": remaining, "gpu_memory": left}
 
 
 def _ask(folder: RunFolder, grace_s: float) -> None:

@@ -24,15 +24,25 @@ from .processes import ProcessId, become_subreaper, boot_id, boottime_s, childre
 from .restart import Restart
 from .retention import Retention
 from .runs import RunFolder, RunState
+from .watch import NON_FINITE, Trouble, Watch
+from .workdir import WorkDir
 
 _LOOK_S = 0.2
 _BEAT_S = 2.0
 _CLEAR_TIME_S = 30.0
 _DRAIN_TIME_S = 10.0
+_STACK_TIME_S = 2.0
 
 
-def end_state(code: Optional[int], number: Optional[int], stop_asked: bool, oom_kills: int) -> RunState:
-    """What an ending means; SIGKILL alone is no proof of running out of memory, a counted kill is."""
+def end_state(
+    code: Optional[int], number: Optional[int], stop_asked: bool, oom_kills: int, trouble: Optional[Trouble] = None
+) -> RunState:
+    """What an ending means; SIGKILL alone is no proof of running out of memory, a counted kill is.
+
+    A run that was ended for its trouble has failed, however politely it went.
+    """
+    if trouble is not None:
+        return RunState.FAILED
     if code == 0:
         return RunState.SUCCEEDED
     if stop_asked:
@@ -53,6 +63,9 @@ class Supervisor:
         self._retention = Retention(folder, self._policy)
         self._secrets: Dict[str, str] = {}
         self._log = JobLog(folder.log, self._policy)
+        self._watch = Watch(folder.metrics, stall_s=self._policy.stall_s, first_step_s=self._policy.first_step_s)
+        self._trouble: Optional[Trouble] = None
+        self._end_at = 0.0
         self._pid = 0
         self._job: Optional[ProcessId] = None
         self._status: Optional[int] = None
@@ -75,6 +88,7 @@ class Supervisor:
         while self._status is None:
             self._beat()
             self._look_for_stop()
+            self._look_for_trouble()
             self._keep_deadline()
             self._keep_checkpoints(self._retention.tend)
             self._sleep(wake)
@@ -175,6 +189,29 @@ class Supervisor:
         self._stop_deadline = time.monotonic() + grace_s
         os.kill(self._pid, signal.SIGTERM)
 
+    def _look_for_trouble(self) -> None:
+        """What is wrong is seen, its stacks asked for, and then it is ended."""
+        if self._stop_deadline is not None:
+            return
+        if self._trouble is None:
+            self._trouble = self._watch.look()
+            if self._trouble is not None:
+                self._note_trouble(self._trouble)
+                # the contract: SIGUSR1 prints the stack of every thread
+                os.kill(self._pid, signal.SIGUSR1)
+                self._end_at = time.monotonic() + _STACK_TIME_S
+        elif time.monotonic() > self._end_at:
+            if self._trouble.kind == NON_FINITE:
+                # no SIGTERM: its checkpoint would be the one that the next run begins with
+                self._stop_deadline = time.monotonic()
+            else:
+                self._ask_to_stop(self._policy.grace_s)
+
+    def _note_trouble(self, trouble: Trouble) -> None:
+        _say(trouble.what)
+        with contextlib.suppress(OSError):
+            WorkDir(self._folder.root).record(trouble.kind, run=self._folder.run, what=trouble.what, step=trouble.step)
+
     def _keep_deadline(self) -> None:
         if self._stop_deadline is not None and time.monotonic() > self._stop_deadline and not self._forced:
             self._forced = True
@@ -230,16 +267,28 @@ class Supervisor:
     def _finish(self, status: int, oom_kills: int, restart: Restart) -> None:
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        state = end_state(code, number, self._stop_deadline is not None, oom_kills)
+        trouble = self._last_trouble(code)
+        state = end_state(code, number, self._stop_deadline is not None, oom_kills, trouble)
+        facts: Dict[str, Any] = {"oom_kill": oom_kills, "forced": self._forced}
+        facts["reason"] = None if trouble is None else trouble.to_json()
         while True:
             try:
                 restart.plan(state, code)
-                write_exit(self._folder, state, code=code, signal=number, oom_kill=oom_kills, forced=self._forced)
+                write_exit(self._folder, state, code=code, signal=number, **facts)
                 return
             except OSError as error:
                 # without exit.json the run would count as lost: wait for room
                 _say(f"exit.json: {error}")
                 time.sleep(_BEAT_S)
+
+    def _last_trouble(self, code: Optional[int]) -> Optional[Trouble]:
+        """A loss that is none counts however the run ended; a stall does not where it came to its end after all."""
+        if self._trouble is None:
+            self._trouble = self._watch.sickness()
+            if self._trouble is not None:
+                self._note_trouble(self._trouble)
+        stalled = self._trouble is not None and self._trouble.kind != NON_FINITE
+        return None if stalled and code == 0 else self._trouble
 
 
 def _say(text: str) -> None:

@@ -30,7 +30,9 @@ LAUNCH_OPTIONS = [
         help="The host starts the run again when it crashes, N times at most. As --set run.restarts=N.",
     ),
     AGAIN,
-    click.option("--detach", is_flag=True, help="Return once the run is launched."),
+    click.option(
+        "--detach", is_flag=True, help="Return once the run has made its first steps (`run.probation_steps`)."
+    ),
     click.option(
         "--skip-canary", is_flag=True, help="Launch without proof. Needs --reason; the run carries it for ever."
     ),

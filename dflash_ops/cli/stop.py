@@ -44,10 +44,10 @@ def command(
         status = conversation.request(
             "stop",
             {"run": run, "grace_s": grace_s},
-            on_event=lambda event: events.emit("phase", phase=event["phase"]),
+            on_event=lambda event: events.emit("phase", phase=event["phase"], what=event["what"]),
         )
-    events.emit("run", **{key: value for key, value in status.items() if key != "remaining"})
-    result.update(run=status["run"], state=status["state"], remaining=status["remaining"])
+    events.emit("run", **{key: value for key, value in status.items() if key not in ("remaining", "gpu_memory")})
+    result.update({key: status[key] for key in ("run", "state", "remaining", "gpu_memory")})
     if status["remaining"]:
         raise OpsError(
             f"processes of run {status['run']} are still there: {status['remaining']}",
@@ -56,7 +56,10 @@ def command(
             where=chosen.name,
             fix="a process in uninterruptible sleep (D) waits for the kernel: look at `dmesg` on the node",
         )
+    for gpu in status["gpu_memory"] or ():
+        if not gpu["freed"]:
+            events.emit("notice", text=f"GPU {gpu['what']}")
     events.emit(
         "notice",
-        text=f"nothing of run {status['run']} is left; collect it: `dflash-ops collect {status['run']}`",
+        text=f"no process of run {status['run']} is left; collect it: `dflash-ops collect {status['run']}`",
     )

@@ -16,6 +16,18 @@ from dflash_ops.config.workload import Workload
 CONTRACT = 1
 BUNDLED = "bundled"
 KIB, MIB = 1024, 1024 * 1024
+HOST_KEEPS = {
+    "grace_s",
+    "keep_last",
+    "keep_best",
+    "log_rotate_bytes",
+    "log_max_bytes",
+    "restarts",
+    "restart_backoff_s",
+    "probation_steps",
+    "stall_s",
+    "first_step_s",
+}
 
 Texts = Annotated[tuple[Annotated[str, TEXT], ...], Field(strict=False)]
 Seconds = Annotated[int, Field(ge=1)]
@@ -62,6 +74,13 @@ class Run(Model):
     """How often the host starts a run again that crashed: from its last checkpoint, while the verdict holds."""
     restart_backoff_s: Annotated[float, Field(ge=0)] = 30
     """Seconds before the first restart; doubled for each that follows, up to an hour."""
+    probation_steps: Annotated[int, Field(ge=0)] = 3
+    """Recorded steps with a finite loss after which `deploy --detach` leaves the run alone (0: at once)."""
+    stall_s: Annotated[int, Field(ge=0)] = 1800
+    """Seconds without a metrics record, after the first step, that end the run (0: never). More than the training's
+    `log_every` steps, its evaluation and its checkpoint take."""
+    first_step_s: Annotated[int, Field(ge=0)] = 3600
+    """The same before the first step: loading, the first evaluation and compiling."""
     prepare_timeout_s: Seconds = 3600
     """Seconds for the trainer's `prepare`."""
     check_timeout_s: Seconds = 300
@@ -69,16 +88,7 @@ class Run(Model):
 
     def policy(self) -> dict[str, Any]:
         """What the host must know to look after the run (docs/agent-protocol.md, `launch`)."""
-        kept = {
-            "grace_s",
-            "keep_last",
-            "keep_best",
-            "log_rotate_bytes",
-            "log_max_bytes",
-            "restarts",
-            "restart_backoff_s",
-        }
-        return self.model_dump(include=kept)
+        return self.model_dump(include=HOST_KEEPS)
 
 
 class Playbook(Model):

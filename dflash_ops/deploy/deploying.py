@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_ops.agent.watch import plain
 from dflash_ops.config import Playbook
 from dflash_ops.deploy.building import built, checked
 from dflash_ops.deploy.chain import through_restarts
+from dflash_ops.deploy.endings import what_next, why
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.follow import follow
 from dflash_ops.deploy.homecoming import bring_home
+from dflash_ops.deploy.probation import probation
 from dflash_ops.deploy.reconnect import conversing
 from dflash_ops.deploy.records import create_record, new_run_id, record_of
 from dflash_ops.deploy.session import Session
@@ -65,8 +68,9 @@ def deploy(session: Session, playbook: Playbook, events: Events, choices: Choice
         _staged(session, playbook, choices, outcome, "deploy") as stages,
         proven(stages, choices, outcome, "deploy") as (run, folder),
     ):
-        launch(stages, run, folder, choices, outcome, policy=playbook.run.policy())
-    see_to_the_end(session, run, folder, choices, outcome)
+        policy = playbook.run.policy()
+        launch(stages, run, folder, choices, outcome, policy=policy)
+    see_to_the_end(session, run, folder, choices, outcome, policy=policy)
 
 
 def launch(
@@ -82,13 +86,20 @@ def launch(
     except OpsError:
         outcome.run = None
         raise
-    if not choices.detach:
+    if not choices.detach or policy["probation_steps"]:
         stages.free_lock()
 
 
-def see_to_the_end(session: Session, run: str, folder: Path, choices: Choices, outcome: Outcome) -> None:
-    """Follows and collects, unless the person wants to walk away. Raises OpsError (exit 8) when the run failed."""
+def see_to_the_end(
+    session: Session, run: str, folder: Path, choices: Choices, outcome: Outcome, *, policy: dict[str, Any]
+) -> None:
+    """Follows and collects, or sees the first steps where the person wants to walk away.
+
+    Raises OpsError (exit 8) when the run failed.
+    """
     if choices.detach:
+        if steps := int(policy["probation_steps"]):
+            outcome.state = probation(session, run, steps, session.events)
         return
     host, events = session.host.name, session.events
     for status in through_restarts(run, lambda each: watch(session, each, events), events):
@@ -193,7 +204,7 @@ def watch(session: Session, run: str | None, events: Events) -> dict[str, Any]:
 
 def _step_event(events: Events) -> Callable[[dict[str, Any]], None]:
     def emit(record: dict[str, Any]) -> None:
-        events.emit("progress", **{key: value for key, value in record.items() if key not in ("v", "time")})
+        events.emit("progress", **{key: plain(value) for key, value in record.items() if key not in ("v", "time")})
 
     return emit
 
@@ -202,11 +213,12 @@ def refuse_bad_end(status: dict[str, Any], where: str) -> None:
     state = status["state"]
     if state in GOOD_STATES:
         return
+    because = why(status["exit"])
     raise OpsError(
-        f"run {status['run']} ended {state}",
+        f"run {status['run']} ended {state}" + (f": {because}" if because else ""),
         exit_code=ExitCode.RUN_FAILED,
         kind="run",
         where=where,
-        fix=f"its log: `dflash-ops tail-logs {status['run']}`; to go on: `dflash-ops resume {status['run']}`",
+        fix=what_next(status["run"], status["exit"]),
         evidence=status.get("evidence"),
     )

@@ -56,7 +56,10 @@ def plan(host: Host, playbook: Playbook, choices: Choices) -> list[dict[str, str
     )
     again = f", started again at most {playbook.run.restarts} times when it crashes" if playbook.run.restarts else ""
     steps.append(("launch", f"{training.steps} steps under a supervisor on the host{again}"))
-    if not choices.detach:
+    if choices.detach:
+        if playbook.run.probation_steps:
+            steps.append(("probation", f"its first {playbook.run.probation_steps} steps, with a finite loss"))
+    else:
         steps += [
             ("follow", "the log, until the run ends"),
             ("collect", f"{choices.runs}/<run>/, verified by sha256"),

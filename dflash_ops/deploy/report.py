@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dflash_ops.deploy.endings import reason_of, why
 from dflash_ops.deploy.times import utc
 from dflash_ops.files import write_bytes
 
@@ -39,6 +40,7 @@ def _lines(folder: Path) -> Iterator[str]:
         ("started", utc(status.get("started"))),
         ("ended", utc(status.get("ended"))),
         ("exit", _ending(status.get("exit"))),
+        ("ended by its supervisor", why(status.get("exit"))),
         ("goes on with", _origin(run, _read(folder / "settings.json"))),
         ("went on as", (status.get("next") or {}).get("run")),
     ):
@@ -47,6 +49,7 @@ def _lines(folder: Path) -> Iterator[str]:
     for name, asset in sorted(_table(run.get("assets")).items()):
         yield f"- asset {name}: {_table(asset).get('path')}, sha256 {_table(asset).get('sha256')}"
     yield ""
+    yield from _record_that_ended_it(status.get("exit"))
     yield from _settings(_read(folder / "settings.json"))
     yield from _canary(_read(folder / "verdict.json"))
     yield from _quality(result)
@@ -71,6 +74,18 @@ def _origin(run: dict[str, Any], settings: dict[str, Any]) -> str:
     if not run.get("parent"):
         return ""
     return f"{run['parent']}, from {began}" if began else f"{run['parent']}, from the beginning"
+
+
+def _record_that_ended_it(ended: dict[str, Any] | None) -> Iterator[str]:
+    record = reason_of(ended).get("record")
+    if not record:
+        return
+    yield "The record whose loss or gradient norm is not finite; it names the samples of each worker:"
+    yield ""
+    yield "```json"
+    yield json.dumps(record)
+    yield "```"
+    yield ""
 
 
 def _settings(settings: dict[str, Any]) -> Iterator[str]:

@@ -131,8 +131,9 @@ def resume(session: Session, wish: Wish, events: Events, choices: Choices, outco
             else:
                 stages.stage(release)
             with proven(stages, choices, outcome, "resume") as (run, folder):
-                launch(stages, run, folder, choices, outcome, policy=point.policy(playbook))
-    see_to_the_end(session, run, folder, choices, outcome)
+                policy = point.policy(playbook)
+                launch(stages, run, folder, choices, outcome, policy=policy)
+    see_to_the_end(session, run, folder, choices, outcome, policy=policy)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from dflash_ops.deploy.endings import what_next, why
 from dflash_ops.deploy.events import Event
 from dflash_ops.deploy.holder_lines import lease_line, lock_line, occupied_line
 from dflash_ops.deploy.times import utc
@@ -59,13 +60,13 @@ class HumanView:
             "canary": lambda e: self._say(f"canary   runs: {escape(e['why'])}"),
             "verdict": self._verdict,
             "launched": self._launched,
+            "probation": self._probation,
             "log": self._log,
             "progress": self._progress,
             "link_lost": lambda e: self._say(
                 f"[yellow]link[/]     {escape(e['what'])}; again in {e['again_in_s']} s ({escape(e['then'])})"
             ),
             "waiting": lambda e: self._say(f"wait     run {escape(str(e['run']))} goes on"),
-            "ended": lambda e: self._say(f"run      {escape(str(e['run']))} ended [bold]{escape(str(e['state']))}[/]"),
             "starts_again": lambda e: self._say(
                 f"restart  run {escape(str(e['run']))} ended {escape(str(e['state']))}; its host starts it again at "
                 f"{utc(e['due'])} ({e['left']} more after that)"
@@ -76,6 +77,7 @@ class HumanView:
             "not_restarted": lambda e: self._say(
                 f"restart  run {escape(str(e['run']))} is not started again: {escape(str(e['why']))}"
             ),
+            "ended": self._ended,
             "checkpoint": lambda e: self._say(f"collect  {escape(e['path'])} verified ({_size(e['bytes'])})"),
             "collected": self._collected,
             "damaged": lambda e: self._say(
@@ -85,7 +87,7 @@ class HumanView:
                 f"resume   run {escape(str(e['run']))} ({escape(str(e['state']))}) from step {e['step']}: "
                 f"{escape(str(e['checkpoint']))}"
             ),
-            "phase": lambda e: self._say(f"stop     {escape(str(e['phase']))}"),
+            "phase": lambda e: self._say(f"stop     {escape(str(e['phase']))}: {escape(str(e.get('what', '')))}"),
             "run": self._run,
             "lock": lambda e: self._say(f"lock     {escape(lock_line(e))}"),
             "lease": lambda e: self._say(f"lease    {escape(lease_line(e))}"),
@@ -171,6 +173,25 @@ class HumanView:
                 f"{_figure(event['first_slot_acceptance'])}, tau {_figure(event['tau'])}"
             )
 
+    def _probation(self, event: Event) -> None:
+        run = escape(str(event["run"]))
+        if not event["done"]:
+            self._say(f"probe    waiting for {event['of']} steps of run {run}; Ctrl-C leaves it alone")
+            return
+        self._say(f"probe    {event['done']} of {event['of']}: step {event['step']}, loss {_figure(event['loss'])}")
+        if event["done"] == event["of"]:
+            self._say(f"         the run goes on: `dflash-ops tail-logs -f {run}`")
+
+    def _ended(self, event: Event) -> None:
+        self._say(f"run      {escape(str(event['run']))} ended [bold]{escape(str(event['state']))}[/]")
+        self._say_why(str(event["run"]), event.get("exit"))
+
+    def _say_why(self, run: str, ended: dict[str, Any] | None) -> None:
+        """Only where its supervisor ended it: elsewhere its log says it."""
+        if because := why(ended):
+            self._say(f"         [red]{escape(because)}[/]")
+            self._say(f"  next   {escape(what_next(run, ended))}")
+
     def _collected(self, event: Event) -> None:
         brought = (
             f"{event['files']} files, {_size(event['bytes'])}, verified by sha256," if event["files"] else "nothing new"
@@ -205,6 +226,7 @@ class HumanView:
             f"{host}{escape(str(event['run']))}  [{colour}]{escape(str(state))}[/]  "
             f"{escape(', '.join(event['devices']))}  from {utc(event['started'])}{escape(step)}{age}"
         )
+        self._say_why(str(event["run"]), event.get("exit"))
         if event.get("skipped_canary"):
             self._say(f"  [bold red]without a canary[/]: {escape(event['skipped_canary'])}")
         if event.get("parent"):

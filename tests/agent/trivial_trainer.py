@@ -119,6 +119,15 @@ if verb == "run":
         if act.get("saves", True):
             checkpoint(crashes + 1)
         sys.exit(act.get("code", 1))
+    if "records" in act:
+        # a library, or a trainer that is hung, may print for ever; only records are steps
+        signal.signal(signal.SIGUSR1, lambda *_: say("stack of every thread"))
+        with (out / "metrics.ndjson").open("a") as metrics:
+            metrics.writelines(act["records"])
+    if "eat" in act:
+        hoard = []
+        while len(hoard) < act["eat"]:
+            hoard.append(bytearray(os.urandom(1024)) * 1024)
     if act.get("stubborn"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         say("ready")

@@ -1,0 +1,126 @@
+"""Signs of life, and of sickness, of a run that nobody looks at: both are read from its metrics.
+
+What counts as life is a metrics record, nothing else: a trainer that hangs may well go on printing (a progress bar, a
+warning of a library, a thread that waits and says so), but it makes no step. Before the first step there is its own,
+longer time: loading a target, evaluating it and compiling take long, and nothing is recorded meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, Optional
+
+from .files import open_regular
+
+STALLED = "stalled"
+NON_FINITE = "non_finite"
+
+_CHUNK = 256 * 1024
+_LINE_LIMIT = 4 * 1024 * 1024
+"""No record is longer; what is, is read over."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a run is ended. `step`: its last step, or the one whose loss is none; `record`: that step's record."""
+
+    kind: str
+    what: str
+    step: Optional[int] = None
+    seconds: Optional[float] = None
+    record: Optional[Dict[str, Any]] = None
+
+    def to_json(self) -> Dict[str, Any]:
+        return asdict(self)
+
+
+def plain(value: Any) -> Any:
+    """The same in strict JSON: NaN and the infinities become their names."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return value
+
+
+class Watch:
+    """Reads what was added since the last look. Whole lines only; damaged ones say nothing.
+
+    `stall_s` and `first_step_s`: seconds without a record after and before the first step; 0 is never. `clock` counts
+    seconds and is never set: the wall clock may jump, and a machine that slept has not stalled.
+    """
+
+    def __init__(
+        self, metrics: Path, *, stall_s: float, first_step_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._metrics = metrics
+        self._stall_s = stall_s
+        self._first_step_s = first_step_s
+        self._clock = clock
+        self._life = clock()
+        self._offset = 0
+        self._rest = b""
+        self._step: Optional[int] = None
+
+    def look(self) -> Optional[Trouble]:
+        """What is wrong now."""
+        return self.sickness() or self._stall()
+
+    def sickness(self) -> Optional[Trouble]:
+        """The first new step whose loss or gradient norm is not finite."""
+        for record in self._records():
+            self._life = self._clock()
+            if record["kind"] != "step":
+                continue
+            if isinstance(record.get("step"), int):
+                self._step = record["step"]
+            for key in ("loss", "grad_norm"):
+                value = plain(record.get(key))
+                if isinstance(value, str) or (key == "loss" and key in record and value is None):
+                    said = "null" if value is None else value
+                    return Trouble(
+                        NON_FINITE, f"{key} is {said} at step {record.get('step')}", self._step, record=plain(record)
+                    )
+        return None
+
+    def _stall(self) -> Optional[Trouble]:
+        patience, name = (self._first_step_s, "first_step_s") if self._step is None else (self._stall_s, "stall_s")
+        silent = self._clock() - self._life
+        if not patience or silent < patience:
+            return None
+        after = "before the first step" if self._step is None else f"after step {self._step}"
+        what = f"no metrics record for {silent:.0f} s {after} ({name} is {patience:g})"
+        return Trouble(STALLED, what, self._step, round(silent, 1))
+
+    def _records(self) -> Iterator[Dict[str, Any]]:
+        for line in self._lines():
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict) and isinstance(record.get("kind"), str):
+                yield record
+
+    def _lines(self) -> Iterator[bytes]:
+        try:
+            file = open_regular(self._metrics)
+        except OSError:
+            return
+        with file:
+            if os.fstat(file.fileno()).st_size < self._offset:
+                # replaced: another file to its reader
+                self._offset, self._rest = 0, b""
+            file.seek(self._offset)
+            while block := file.read(_CHUNK):
+                self._offset += len(block)
+                *lines, self._rest = (self._rest + block).split(b"\n")
+                if len(self._rest) > _LINE_LIMIT:
+                    self._rest = b""
+                yield from lines

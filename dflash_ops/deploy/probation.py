@@ -1,0 +1,67 @@
+"""The first steps of a run that is left alone: only then is leaving it safe."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dflash_ops.deploy.endings import what_next, why
+from dflash_ops.deploy.events import Events
+from dflash_ops.deploy.follow import follow
+from dflash_ops.deploy.session import Session
+from dflash_ops.errors import ExitCode, OpsError, TransportError
+
+
+class _Passed(Exception):  # noqa: N818
+    """Enough was seen: nothing more needs to be read."""
+
+
+def probation(session: Session, run: str, steps: int, events: Events) -> str:
+    """Waits until `run` has recorded `steps` steps with a finite loss, or has succeeded with fewer.
+
+    Returns its state, RUNNING or SUCCEEDED. Raises OpsError (exit 8) with the end of its log when it ended otherwise,
+    TransportError when the link cannot be met again: the run goes on then.
+    """
+    done = 0
+
+    def tell(step: object = None, loss: object = None) -> None:
+        events.emit("probation", run=run, done=done, of=steps, step=step, loss=loss)
+
+    def on_record(record: dict[str, Any]) -> None:
+        nonlocal done
+        loss = record.get("loss")
+        if record.get("kind") != "step" or not isinstance(loss, int | float) or not math.isfinite(loss):
+            return
+        done += 1
+        tell(record.get("step"), loss)
+        if done >= steps:
+            raise _Passed
+
+    tell()
+    try:
+        status = follow(session, run, wait=True, on_line=lambda line: None, on_step=on_record)
+    except _Passed:
+        return "RUNNING"
+    except TransportError as error:
+        error.fix = f"run {run} goes on; meet it again: `dflash-ops tail-logs -f {run}`"
+        raise
+    state = str(status["state"])
+    events.emit("ended", run=run, state=state, exit=status["exit"])
+    if state == "SUCCEEDED":
+        return state
+    because = f": {reason}" if (reason := why(status["exit"])) else ""
+    raise OpsError(
+        f"run {run} ended {state} in its probation, after {done} of {steps} steps{because}",
+        exit_code=ExitCode.RUN_FAILED,
+        kind="probation",
+        where=session.host.name,
+        fix=_what_next(run, status),
+        evidence=status.get("evidence"),
+    )
+
+
+def _what_next(run: str, status: dict[str, Any]) -> str:
+    following = status.get("next") or {}
+    if following.get("outcome") == "started":
+        return f"its host has started it again: `dflash-ops tail-logs -f {following.get('run')}`"
+    return what_next(run, status["exit"])

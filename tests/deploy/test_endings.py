@@ -1,0 +1,41 @@
+"""A run that its host ended: what a person reads, and where."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.commands import Desk
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words", "following"),
+    [
+        ("hangs-at-step-5", "stalled", "after step 4 (stall_s is 6)", "the stacks of its threads end its log"),
+        ("records-nan-at-step-5", "non_finite", "loss is NaN at step 5", "one before step 5"),
+    ],
+)
+def test_why_it_was_ended_is_told_everywhere(desk: Desk, fault: str, kind: str, words: str, following: str) -> None:
+    desk.write_playbook(faults=(fault,), workload={"rehearsal_steps": 2}, run={"stall_s": 6, "grace_s": 1})
+    done = desk.deploy()
+    assert done.code == 8, done.out + done.err
+    assert words in done.error["what"]
+    assert following in done.error["fix"]
+    (ended,) = done.named("ended")
+    assert (ended["state"], ended["exit"]["reason"]["kind"]) == ("FAILED", kind)
+    folder = desk.runs / done.result["run"]
+    report = (folder / "report.md").read_text()
+    assert words in report
+    assert json.loads((folder / "exit.json").read_text())["reason"]["kind"] == kind
+    if kind == "stalled":
+        assert any("in compute" in line for line in done.log), "the stack of the worker that hangs"
+    else:
+        record = ended["exit"]["reason"]["record"]
+        assert [worker["worker"] for worker in record["workers"]] == [0, 1]
+        samples = ", ".join(map(str, record["workers"][0]["samples"]))
+        assert f"by worker: 0: {samples}; 1: " in done.error["fix"]
+        assert json.loads(report.split("```json\n")[1].split("```")[0]) == record
+    shown = desk.type("status", "--host", "box")
+    assert words in shown.err
+    assert following in shown.err
