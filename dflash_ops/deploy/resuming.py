@@ -20,6 +20,7 @@ from dflash_ops.deploy.stages import SECONDS_PER_HOUR, Stages
 from dflash_ops.errors import ExitCode, OpsError
 from dflash_ops.release import Release
 from dflash_ops.transport import Conversation
+from dflash_ops.transport.messages import nonsense
 
 CHANGEABLE = ("training", "run")
 
@@ -55,23 +56,36 @@ class Point:
     raw: dict[str, Any]
 
     @classmethod
-    def ask(cls, conversation: Conversation, run: str | None, events: Events) -> Point:
+    def ask(cls, conversation: Conversation, run: str | None, events: Events, where: str) -> Point:
         """Raises OpsError: it goes on, or has no whole checkpoint."""
         raw = conversation.request(
             "resumable",
             {"run": run},
             on_event=lambda event: events.emit("damaged", path=event["path"], why=event["why"]),
         )
-        point = cls(raw["run"], raw["state"], raw["release"], raw["checkpoint"], int(raw["step"]), raw)
+        point = cls.of(raw, where)
         events.emit("resuming", run=point.run, state=point.state, checkpoint=point.checkpoint, step=point.step)
         return point
+
+    @classmethod
+    def of(cls, raw: dict[str, Any], where: str) -> Point:
+        """Raises TransportError for an answer that is none."""
+        settings = raw.get("settings")
+        sections = [settings.get(name) for name in ("workload", "training")] if isinstance(settings, dict) else [None]
+        texts = [raw.get(name) for name in ("run", "state", "release", "module", "checkpoint")]
+        tables = [*sections, raw.get("policy"), raw.get("assets")]
+        numbers = [raw.get("step"), raw.get("max_age_s")]
+        good = all(isinstance(text, str) for text in texts) and all(isinstance(table, dict) for table in tables)
+        if not good or not all(isinstance(number, int | float) for number in numbers):
+            raise nonsense("no answer about a run to go on with", where)
+        return cls(raw["run"], raw["state"], raw["release"], raw["checkpoint"], int(raw["step"]), raw)
 
     def playbook(self, sets: Sequence[str], module: str | None) -> Continued:
         """Raises ConfigError for what `sets` may not change, OpsError where nothing is left to do."""
         settings = self.raw["settings"]
         data = {
             "version": 1,
-            "name": self.raw["playbook"] or "resumed",
+            "name": self.raw.get("playbook") or "resumed",
             "trainer": {"module": module or self.raw["module"]},
             "workload": settings["workload"],
             "training": {**settings["training"], "resume_from": self.checkpoint},
@@ -118,7 +132,7 @@ def resume(session: Session, wish: Wish, events: Events, choices: Choices, outco
     # a secret that cannot be read stops the command before anything is built or reached
     _ = session.variables
     with session.conversation() as conversation:
-        point = Point.ask(conversation, wish.run, events)
+        point = Point.ask(conversation, wish.run, events, session.host.name)
         outcome.parent = point.run
         with _release(wish, events) as (release, module):
             playbook = point.playbook(wish.sets, module)
@@ -127,13 +141,22 @@ def resume(session: Session, wish: Wish, events: Events, choices: Choices, outco
             stages.keep_assets(point.raw["assets"])
             stages.lock("resume")
             if release is None:
-                stages.use(point.release)
+                _use_its_own(stages, point)
             else:
                 stages.stage(release)
             with proven(stages, choices, outcome, "resume") as (run, folder):
                 policy = point.policy(playbook)
                 launch(stages, run, folder, choices, outcome, policy=policy)
     see_to_the_end(session, run, folder, choices, outcome, policy=policy)
+
+
+def _use_its_own(stages: Stages, point: Point) -> None:
+    try:
+        stages.use(point.release)
+    except OpsError as error:
+        if error.kind == "unknown_release":
+            error.fix = f"build one anew: `dflash-ops resume {point.run} --release --playbook NAME`"
+        raise
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from dflash_ops.agent.files import digest_of
+from dflash_ops.agent.files import digest_of, remove_tree
 from tests.commands import Desk, eventually
 
 UNPROVEN = ("--skip-canary", "--reason", "resuming is tested here")
@@ -96,6 +96,10 @@ def test_after_a_crash_with_a_newer_release(desk: Desk) -> None:
     desk.write_playbook(faults=("fails-at-step-5",))
     failed = desk.deploy(*UNPROVEN)
     assert failed.code == 8
+    remove_tree(desk.folder / "work" / "releases" / failed.result["release"])
+    gone = desk.run("resume")
+    assert gone.code == 2
+    assert f"dflash-ops resume {failed.result['run']} --release" in gone.error["fix"]
     desk.write_playbook(workload={"drafter_threads": 3})
     done = desk.run("resume", "--release", "--playbook", "tiny")
     assert done.code == 0, done.out + done.err

@@ -8,7 +8,7 @@ import pytest
 
 from dflash_ops.config import ConfigError
 from dflash_ops.deploy.resuming import Point
-from dflash_ops.errors import OpsError
+from dflash_ops.errors import OpsError, TransportError
 
 WORKLOAD = {"target": "/models/target", "mask_token": 7, "drafter_threads": 2, "buckets": [32]}
 TRAINING = {"steps": 12, "prompts": "/data/p.jsonl", "betas": [0.5, 0.9]}
@@ -52,6 +52,18 @@ def test_what_cannot_be_changed(text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         point().playbook([text], None)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [{"settings": None}, {"settings": {"workload": {}, "training": 3}}, {"policy": []}, {"run": 7}, {"step": "8"}],
+)
+def test_an_answer_that_is_none_is_refused(lie: dict[str, Any]) -> None:
+    texts = dict.fromkeys(("run", "state", "release", "module", "checkpoint"), "text")
+    good = {**point().raw, **texts, "assets": {}, "step": 8}
+    assert Point.of(good, "box").step == 8
+    with pytest.raises(TransportError):
+        Point.of({**good, **lie}, "box")
 
 
 @pytest.mark.parametrize("sets", [["steps=8"], ["steps=3"]])
