@@ -39,7 +39,7 @@ def find_release(work: WorkDir, digest: str) -> Path:
 
 def staged_releases(work: WorkDir) -> List[str]:
     """Digests of the releases on this host, whole ones only."""
-    return sorted(path.name for path in work.releases.iterdir() if path.is_dir() and path.suffix == "")
+    return sorted(path.name for path in work.releases.iterdir() if path.is_dir() and path.name.isalnum())
 
 
 def damage(path: Path, digest: str) -> Optional[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 from .arguments import Arguments
 from .conversation import Conversation
@@ -46,6 +46,16 @@ def op_rollback(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         ExitCode.USAGE,
         passed_over,
     )
+
+
+def releases_to_go_back_to(work: WorkDir) -> Set[str]:
+    """What a rollback would make current now, for each set of devices that a canary has decided on."""
+    before, verdicts = linked(work.root / "current"), VerdictStore.of(work).all()
+    earlier, found = _earlier(work, before), set()
+    for devices in {tuple(verdict.binding.get("devices") or ()) for verdict in verdicts}:
+        good = (one for one in earlier if _why_not(work, one, _last_on(verdicts, one, list(devices))) is None)
+        found.add(next(good, ""))
+    return found - {""}
 
 
 def _last_on(verdicts: List[Verdict], release: str, devices: List[str]) -> Optional[Verdict]:

@@ -24,6 +24,7 @@ from .footprint import op_footprint
 from .gate import op_verdict
 from .holders import op_holders, op_unlock
 from .launch import op_free, op_launch
+from .prune import op_prune
 from .pythons import op_probe, op_syntax
 from .releases import op_activate, op_stage
 from .resume import op_resumable
@@ -80,6 +81,7 @@ OPERATIONS: Dict[str, Operation] = {
     "files": op_files,
     "read": op_read,
     "pin": op_pin,
+    "prune": op_prune,
     "footprint": op_footprint,
 }
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "resume": "Go on with a run that has ended, from its last whole checkpoint.",
     "collect": "Bring a run's logs, metrics and checkpoints home.",
     "rollback": "Make the last good release current; touch no run.",
+    "prune": "Make room on a host: old runs that are home, old releases and data.",
     "unlock": "Who holds the host's lock; take it away.",
     "runs": "The runs on a host, or on all, newest first.",
 }

@@ -197,6 +197,15 @@ class Collector:
             )
 
 
+def is_home(listing: Listing, folder: Path) -> bool:
+    """Whether all that the host lists is in `folder`, verified by its hash; the optimizer state is not asked for."""
+    files = {folder.joinpath(*file.home.parts): file for file in listing.files}
+    for checkpoint in listing.checkpoints:
+        for path, file in checkpoint.wanted(optimizer=False).items():
+            files[folder / CHECKPOINTS / checkpoint.name / path] = file
+    return all(_same(path, file) for path, file in files.items())
+
+
 def local_manifest(original: bytes, here: set[str]) -> bytes:
     """The host's manifest, of the files that are here: it never claims one that is not.
 

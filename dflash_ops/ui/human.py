@@ -80,6 +80,14 @@ class HumanView:
             "ended": self._ended,
             "checkpoint": lambda e: self._say(f"collect  {escape(e['path'])} verified ({_size(e['bytes'])})"),
             "collected": self._collected,
+            "comparing": lambda e: self._say(
+                f"prune    comparing {e['runs']} old runs there with those in {escape(e['folder'])}"
+            ),
+            "prune": self._prune,
+            "pruned": lambda e: self._say(
+                f"prune    {_size(e['freed_bytes'])} {'would be free' if e['dry_run'] else 'freed'}, "
+                f"{_size(e['kept_bytes'])} kept"
+            ),
             "damaged": lambda e: self._say(
                 f"[yellow]warn[/]     the checkpoint {escape(str(e['path']))} is passed over: {escape(str(e['why']))}"
             ),
@@ -211,6 +219,13 @@ class HumanView:
             ):
                 self._say(f"  {name:22} {_figure(before.get(key))} -> {_figure(after.get(key))}")
             self._say("  (tau counts tokens a verification; at this length of training it is no speed-up)")
+
+    def _prune(self, event: Event) -> None:
+        fate = {"goes": "[yellow]would go[/]" if event["dry_run"] else "[yellow]gone[/]", "stuck": "[red]stuck[/]"}
+        self._say(
+            f"prune    {fate.get(event['fate'], 'stays')} {event['kind']} {escape(event['name'])} "
+            f"({_size(event['bytes'])}): {escape(event['why'])}"
+        )
 
     def _run(self, event: Event) -> None:
         as_of = event.get("as_of")

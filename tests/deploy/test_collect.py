@@ -65,3 +65,27 @@ def test_optimizer_state_comes_on_request(desk: Desk) -> None:
         if f"as those of run {done.result['run']}" in one["what"]
     ]
     assert f"3 checkpoints at once (all of the run's), {size / 2**30:.1f} GiB each" in told
+
+
+def test_prune_takes_only_runs_that_are_whole_here(desk: Desk) -> None:
+    done = desk.deploy()
+    assert done.code == 0, done.out + done.err
+    run = done.result["run"]
+    there = desk.folder / "work/runs" / run
+    weights = desk.runs / run / "checkpoints/step-000012/model.safetensors"
+    assert desk.run("prune").result["freed_bytes"] == 0
+    assert there.exists()
+    # flipped: the size alone would not tell
+    weights.write_bytes(bytes(255 - byte for byte in weights.read_bytes()))
+    kept = desk.run("prune", "--keep-runs", "0")
+    assert kept.code == 0, kept.out + kept.err
+    assert there.exists()
+    assert "not whole on your workstation" in str(kept.named("prune"))
+    assert desk.run("collect").code == 0
+    shown = desk.type("prune", "--keep-runs", "0", "--dry-run", "--host", "box")
+    assert f"run {run}" in shown.err
+    assert there.exists()
+    gone = desk.run("prune", "--keep-runs", "0")
+    assert gone.result["freed_bytes"] > 0
+    assert not there.exists()
+    assert [item["why"] for item in gone.named("prune") if item["kind"] == "release"] == ["current"]

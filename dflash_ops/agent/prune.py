@@ -1,0 +1,214 @@
+"""What this host no longer needs: old runs, releases and prepared data. First a plan that can be read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Set
+
+from .arguments import Arguments
+from .conversation import Conversation
+from .files import fsync_folder, read_json, remove_tree
+from .leases import leases
+from .releases import linked, staged_releases
+from .retention import pinned
+from .rollback import releases_to_go_back_to
+from .runs import RunFolder, all_runs
+from .workdir import WorkDir
+
+GOES, STAYS, STUCK = "goes", "stays", "stuck"
+_TRASH = ".trash"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing of this host. `bytes`: what it takes on the disk."""
+
+    kind: str
+    """run, release, prepared or leftover."""
+    name: str
+    path: Path
+    fate: str
+    """goes, stays, or stuck where the host would not let it go."""
+    why: str
+    bytes: int
+
+    def to_json(self) -> Dict[str, Any]:
+        return {**asdict(self), "path": str(self.path)}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many of each stay, the newest. `collected`: runs that the client has; None: it does not matter."""
+
+    runs: int
+    releases: int
+    prepared: int
+    collected: Optional[Set[str]]
+
+
+def op_prune(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
+    """`dry_run`: only the plan. Otherwise what goes is renamed out of sight first, and then removed."""
+    work = conversation.work
+    limits = Limits(
+        args.size("keep_runs"),
+        args.size("keep_releases"),
+        args.size("keep_prepared"),
+        None if args.values.get("collected") is None else set(args.names("collected")),
+    )
+    if args.flag("dry_run"):
+        return {"items": [item.to_json() for item in plan(work, limits)]}
+    conversation.lock.refuse_if_taken()
+    # what an earlier prune was killed over is told, and goes with the rest
+    done = [removed(item) if item.fate == GOES else item for item in plan(work, limits)]
+    gone = [item for item in done if item.fate == GOES]
+    if gone:
+        work.record("prune", gone=[f"{item.kind} {item.name}" for item in gone], bytes=sum(item.bytes for item in gone))
+    return {"items": [item.to_json() for item in done]}
+
+
+def plan(work: WorkDir, limits: Limits) -> List[Item]:
+    """Everything, with what is to become of it and why."""
+    runs = list(_runs(work, limits))
+    staying = [RunFolder(item.path) for item in runs if item.fate == STAYS]
+    return [
+        *_leftovers(work),
+        *runs,
+        *_releases(work, limits, staying),
+        *_prepared(work, limits, staying),
+    ]
+
+
+def _item(kind: str, path: Path, stays: Optional[str], goes: str) -> Item:
+    fate, why = (GOES, goes) if stays is None else (STAYS, stays)
+    return Item(kind, path.name, path, fate, why, used_bytes(path))
+
+
+def _leftovers(work: WorkDir) -> Iterator[Item]:
+    for folder in _folders(work):
+        for path in _entries(folder / _TRASH):
+            yield _item("leftover", path, None, "an earlier prune was killed over it")
+
+
+def _folders(work: WorkDir) -> List[Path]:
+    return [work.runs, work.releases, work.cache / "prepared"]
+
+
+def _runs(work: WorkDir, limits: Limits) -> Iterator[Item]:
+    held = {lease.owner: lease.how for lease in leases(work) if lease.kind == "run"}
+    parents: Dict[str, str] = {}
+    for number, folder in enumerate(all_runs(work)):
+        name = folder.run
+        if name in held:
+            why: Optional[str] = f"it {held[name]}"
+        elif name in parents:
+            why = f"run {parents[name]} goes on from it"
+        elif pinned(folder):
+            why = "it is being collected"
+        elif number < limits.runs:
+            why = f"one of the {limits.runs} newest"
+        elif limits.collected is not None and name not in limits.collected:
+            why = "it is not whole on your workstation"
+        else:
+            why = None
+        if why is not None:
+            # the newest come first, so a child comes before its parent
+            parents.update(dict.fromkeys(_begun_from(folder), name))
+        yield _item("run", folder.path, why, f"older than the {limits.runs} newest")
+
+
+def _begun_from(folder: RunFolder) -> Set[str]:
+    """Runs of this host that it goes on from: its parent, and the one whose checkpoint it began with."""
+    training = (read_json(folder.path / "settings.json") or {}).get("training")
+    source = training.get("resume_from") if isinstance(training, dict) else None
+    found = {str(folder.record().get("parent"))}
+    if isinstance(source, str) and folder.path.parent in Path(source).parents:
+        found.add(Path(source).relative_to(folder.path.parent).parts[0])
+    return found
+
+
+def _releases(work: WorkDir, limits: Limits, staying: List[RunFolder]) -> Iterator[Item]:
+    used = {str(folder.record().get("release")): folder.run for folder in staying}
+    current, previous = linked(work.root / "current"), linked(work.root / "previous")
+    good = releases_to_go_back_to(work)
+    paths = _newest_first([work.release(digest) for digest in staged_releases(work)])
+    for number, path in enumerate(paths):
+        if path.name == current:
+            why: Optional[str] = "current"
+        elif path.name == previous:
+            why = "previous"
+        elif path.name in good:
+            why = "the last one before it whose canary passed: a rollback goes there"
+        elif path.name in used:
+            why = f"run {used[path.name]} has it"
+        elif number < limits.releases:
+            why = f"one of the {limits.releases} newest"
+        else:
+            why = None
+        yield _item("release", path, why, f"older than the {limits.releases} newest, and no run that stays has it")
+
+
+def _prepared(work: WorkDir, limits: Limits, staying: List[RunFolder]) -> Iterator[Item]:
+    used: Dict[str, str] = {}
+    for folder in staying:
+        settings = read_json(folder.path / "settings.json") or {}
+        used[str(settings.get("prepared"))] = folder.run
+    # one that is not complete is made anew by whoever needs it, and nobody makes one now: we hold the lock
+    paths = _newest_first(_entries(work.cache / "prepared"))
+    whole = [path for path in paths if (path / "prepare.json").exists()]
+    for path in paths:
+        if path not in whole:
+            yield _item("prepared", path, None, "it was never finished")
+        elif str(path) in used:
+            yield _item("prepared", path, f"run {used[str(path)]} has it", "")
+        else:
+            newest = whole.index(path) < limits.prepared
+            why = f"one of the {limits.prepared} newest" if newest else None
+            yield _item("prepared", path, why, f"older than the {limits.prepared} newest, and no run that stays has it")
+
+
+def _entries(folder: Path) -> List[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.name != _TRASH)
+    except FileNotFoundError:
+        return []
+
+
+def _newest_first(paths: List[Path]) -> List[Path]:
+    return sorted(paths, key=lambda path: (path.lstat().st_mtime, path.name), reverse=True)
+
+
+def used_bytes(path: Path) -> int:
+    """What a tree takes on the disk; links are not followed."""
+    total = path.lstat().st_blocks
+    for folder, below, names in os.walk(path):
+        for name in [*below, *names]:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_blocks
+            except OSError:
+                # gone meanwhile
+                continue
+    return total * 512
+
+
+def removed(item: Item) -> Item:
+    """What could not be removed is told, and stops nothing else."""
+    try:
+        remove_tree(item.path if item.kind == "leftover" else _set_aside(item.path))
+    except OSError as error:
+        return replace(item, fate=STUCK, why=str(error))
+    return item
+
+
+def _set_aside(path: Path) -> Path:
+    """Out of sight in one step, on the same file system: whoever looks finds it whole or not at all."""
+    trash = path.parent / _TRASH
+    trash.mkdir(mode=0o700, exist_ok=True)
+    target = trash / path.name
+    remove_tree(target)
+    # to move a folder elsewhere one must be allowed to write into it; a release is read-only
+    path.chmod(0o700)
+    path.rename(target)
+    fsync_folder(path.parent)
+    return target

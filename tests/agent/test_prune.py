@@ -1,0 +1,235 @@
+"""What `prune` takes from a host, and what it never does."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_ops.agent import prune as pruning
+from dflash_ops.agent.files import digest_of
+from dflash_ops.agent.processes import ProcessId, boot_id
+from dflash_ops.agent.prune import Limits, plan
+from dflash_ops.agent.workdir import WorkDir
+from tests.agent.client import Agent, AgentFailed, manifest_of
+
+NONE = Limits(runs=0, releases=0, prepared=0, collected=None)
+
+
+class Host:
+    """A work directory as months of use leave it, written by hand; what comes later is newer."""
+
+    def __init__(self, root: Path) -> None:
+        self.work = WorkDir.open(str(root))
+        self._time = 1_000_000
+
+    def _dated(self, path: Path) -> Path:
+        self._time += 1
+        os.utime(path, (self._time, self._time))
+        return path
+
+    def release(self, name: str) -> str:
+        digest, manifest = manifest_of({"code.py": name.encode()})
+        path = self.work.release(digest)
+        path.mkdir()
+        (path / "code.py").write_text(name)
+        _write(path / "manifest.json", manifest)
+        self._dated(path).chmod(0o555)
+        return digest
+
+    def prepared(self, name: str, *, whole: bool = True) -> Path:
+        path = self.work.cache / "prepared" / name
+        path.mkdir()
+        if whole:
+            (path / "prepare.json").write_text("{}")
+        return self._dated(path)
+
+    def run(
+        self,
+        name: str,
+        *,
+        release: str = "",
+        prepared: Path | None = None,
+        resume_from: Path | None = None,
+        running: bool = False,
+    ) -> Path:
+        self._time += 1
+        path = self.work.runs / name
+        (path / "out/checkpoints").mkdir(parents=True)
+        _write(path / "run.json", {"run": name, "started": self._time, "release": release, "devices": ["cpu"]})
+        training = {"resume_from": None if resume_from is None else str(resume_from)}
+        _write(path / "settings.json", {"prepared": prepared and str(prepared), "training": training})
+        if running:
+            _write(path / "state.json", {"boot_id": boot_id(), "supervisor": _me()})
+        else:
+            _write(path / "exit.json", {"state": "SUCCEEDED"})
+        return path
+
+    def verdict(self, release: str, *, made: float, outcome: str = "pass", devices: str = "cpu") -> None:
+        binding = {"release": release, "devices": [devices]}
+        fields = {"made": made, "boottime_s": 0, "max_age_s": 1, "evidence": {}, "log": "", "playbook": None}
+        digest = digest_of(binding)
+        _write(
+            self.work.verdicts / f"{digest}.json",
+            {"v": 1, "outcome": outcome, "binding": binding, "digest": digest, **fields},
+        )
+
+    def activate(self, release: str) -> None:
+        self.work.record("activate", release=release)
+
+    def link(self, name: str, release: str) -> None:
+        (self.work.root / name).symlink_to(Path("releases") / release)
+
+    def fates(self, limits: Limits = NONE) -> dict[str, tuple[str, str]]:
+        return {item.name: (item.fate, item.why) for item in plan(self.work, limits)}
+
+    def going(self, limits: Limits = NONE) -> set[str]:
+        return {name for name, (fate, _) in self.fates(limits).items() if fate == "goes"}
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value))
+
+
+def _me() -> dict[str, int]:
+    me = ProcessId.of(os.getpid())
+    assert me
+    return me.to_json()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path / "work")
+
+
+def test_the_newest_runs_stay_and_those_that_are_not_home(host: Host) -> None:
+    for name in ("a", "b", "c", "d"):
+        host.run(name)
+    fates = host.fates(Limits(1, 0, 0, collected={"a", "d"}))
+    assert {name: fate for name, (fate, _) in fates.items()} == {"d": "stays", "c": "stays", "b": "stays", "a": "goes"}
+    assert fates["d"][1] == "one of the 1 newest"
+    assert "not whole on your workstation" in fates["c"][1]
+    assert host.going(Limits(1, 0, 0, collected=None)) == {"a", "b", "c"}
+
+
+def test_a_running_run_never_goes_and_neither_does_what_it_has(host: Host) -> None:
+    release, data = host.release("a"), host.prepared("data")
+    parent = host.run("parent")
+    source = parent / "out/checkpoints/step-000004"
+    host.run("child", release=release, prepared=data, resume_from=source, running=True)
+    host.run("other")
+    fates = host.fates()
+    assert "is running" in fates["child"][1]
+    assert fates["parent"] == ("stays", "run child goes on from it")
+    assert fates[release] == ("stays", "run child has it")
+    assert fates["data"] == ("stays", "run child has it")
+    assert host.going() == {"other"}
+
+
+def test_a_run_that_is_being_collected_stays(host: Host) -> None:
+    pin = host.run("a") / "pins/1.json"
+    pin.parent.mkdir()
+    _write(pin, {"boot_id": boot_id(), "agent": _me(), "checkpoints": ["step-000004"]})
+    assert host.fates()["a"] == ("stays", "it is being collected")
+    _write(pin, {"boot_id": "another", "agent": _me(), "checkpoints": ["step-000004"]})
+    assert host.going() == {"a"}
+
+
+def test_current_previous_and_what_a_rollback_goes_to_stay(host: Host) -> None:
+    names = ("old", "good", "failed", "gpu", "previous", "current", "newest")
+    digests = {name: host.release(name) for name in names}
+    for name in names[:-1]:
+        host.activate(digests[name])
+    host.link("previous", digests["previous"])
+    host.link("current", digests["current"])
+    host.verdict(digests["old"], made=1)
+    host.verdict(digests["good"], made=2)
+    host.verdict(digests["failed"], made=3, outcome="fail")
+    host.verdict(digests["current"], made=4)
+    host.verdict(digests["gpu"], made=1, devices="GPU-1")
+    why = {name: host.fates(Limits(0, 1, 0, None))[digest][1] for name, digest in digests.items()}
+    assert (why["current"], why["previous"]) == ("current", "previous")
+    assert why["good"] == why["gpu"] == "the last one before it whose canary passed: a rollback goes there"
+    assert why["newest"] == "one of the 1 newest"
+    assert host.going(Limits(0, 1, 0, None)) == {digests["old"], digests["failed"]}
+
+
+def test_releases_and_data_of_runs_that_stay_stay(host: Host) -> None:
+    kept, gone = host.release("kept"), host.release("gone")
+    used, old, unfinished = host.prepared("used"), host.prepared("old"), host.prepared("half", whole=False)
+    newest = host.prepared("newest")
+    host.run("a", release=gone, prepared=old)
+    host.run("b", release=kept, prepared=used)
+    assert host.going(Limits(1, 0, 1, None)) == {"a", gone, old.name, unfinished.name}
+    assert host.fates(Limits(1, 0, 1, None))[newest.name][0] == "stays"
+
+
+def test_what_the_host_does_not_let_go_is_told_and_the_rest_goes(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, other = host.run("a"), host.run("b")
+    remove = pruning.remove_tree
+
+    def refuse(path: Path) -> None:
+        if path.name == "a":
+            raise PermissionError(1, "Operation not permitted")
+        remove(path)
+
+    monkeypatch.setattr(pruning, "remove_tree", refuse)
+    done = {item.name: pruning.removed(item) for item in plan(host.work, NONE)}
+    assert (done["a"].fate, done["b"].fate) == ("stuck", "goes")
+    assert "Operation not permitted" in done["a"].why
+    assert not other.exists()
+    assert stuck.exists()
+
+
+def ask(agent: Agent, **more: Any) -> dict[str, dict[str, Any]]:
+    arguments = {"keep_runs": 0, "keep_releases": 0, "keep_prepared": 0, "collected": None, **more}
+    return {item["name"]: item for item in agent.call("prune", **arguments).result["items"]}
+
+
+def test_over_the_wire(agent: Agent, work: Path) -> None:
+    host = Host(work)
+    old, current = host.release("old"), host.release("current")
+    host.link("current", current)
+    run, data = host.run("a", release=old), host.prepared("data")
+    (run / "out/large").write_bytes(b"x" * 100_000)
+    # an earlier prune was killed between its two steps
+    leftover = work / "runs/.trash/gone"
+    leftover.mkdir(parents=True)
+    before = sorted(work.rglob("*"))
+    shown = ask(agent, dry_run=True)
+    assert sorted(work.rglob("*")) == before
+    assert {name: item["fate"] for name, item in shown.items()} == {
+        "gone": "goes",
+        "a": "goes",
+        old: "goes",
+        current: "stays",
+        "data": "goes",
+    }
+    assert shown["a"]["bytes"] >= 100_000
+    agent.call("lock", owner="ann@desk", command="prune")
+    assert {name: item["fate"] for name, item in ask(agent).items()} == {
+        name: item["fate"] for name, item in shown.items()
+    }
+    assert not run.exists()
+    assert not data.exists()
+    assert not leftover.exists()
+    assert agent.call("runs").result["runs"] == []
+    assert agent.call("facts").result["releases"] == [current]
+    last = json.loads((work / "events.ndjson").read_text().splitlines()[-1])
+    assert last["event"] == "prune"
+    assert set(last["gone"]) == {"leftover gone", "run a", f"release {old}", "prepared data"}
+    assert {name: item["fate"] for name, item in ask(agent).items()} == {current: "stays"}
+
+
+def test_not_while_another_holds_the_host(agent: Agent, work: Path) -> None:
+    run = Host(work).run("a")
+    with Agent(work) as other:
+        other.call("lock", owner="ann@desk", command="deploy")
+        assert ask(agent, dry_run=True)["a"]["fate"] == "goes"
+        with pytest.raises(AgentFailed) as caught:
+            ask(agent)
+        assert (caught.value.kind, caught.value.exit) == ("locked", 9)
+    assert run.exists()
