@@ -9,16 +9,17 @@ from typing import Any, Dict, Iterator, List, Optional, Set
 
 from .arguments import Arguments
 from .conversation import Conversation
-from .files import fsync_folder, read_json, remove_tree
+from .files import exclusive, fsync_folder, read_json, remove_tree
 from .leases import leases
 from .releases import linked, staged_releases
-from .retention import pinned
+from .retention import guard, half_removed, pinned
 from .rollback import releases_to_go_back_to
 from .runs import RunFolder, all_runs
 from .workdir import WorkDir
 
 GOES, STAYS, STUCK = "goes", "stays", "stuck"
 _TRASH = ".trash"
+_COLLECTED = "it is being collected"
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,10 @@ def _leftovers(work: WorkDir) -> Iterator[Item]:
     for folder in _folders(work):
         for path in _entries(folder / _TRASH):
             yield _item("leftover", path, None, "an earlier prune was killed over it")
+    held = {lease.owner for lease in leases(work)}
+    for run in all_runs(work):
+        for path in half_removed(run) if run.run not in held else ():
+            yield _item("leftover", path, None, f"run {run.run} ended before it was done with it")
 
 
 def _folders(work: WorkDir) -> List[Path]:
@@ -105,7 +110,7 @@ def _runs(work: WorkDir, limits: Limits) -> Iterator[Item]:
         elif name in parents:
             why = f"run {parents[name]} goes on from it"
         elif pinned(folder):
-            why = "it is being collected"
+            why = _COLLECTED
         elif number < limits.runs:
             why = f"one of the {limits.runs} newest"
         elif limits.collected is not None and name not in limits.collected:
@@ -195,7 +200,16 @@ def used_bytes(path: Path) -> int:
 def removed(item: Item) -> Item:
     """What could not be removed is told, and stops nothing else."""
     try:
-        remove_tree(item.path if item.kind == "leftover" else _set_aside(item.path))
+        if item.kind == "leftover":
+            aside = item.path
+        elif item.kind == "run":
+            with exclusive(guard(RunFolder(item.path))):
+                if pinned(RunFolder(item.path)):
+                    return replace(item, fate=STAYS, why=_COLLECTED)
+                aside = _set_aside(item.path)
+        else:
+            aside = _set_aside(item.path)
+        remove_tree(aside)
     except OSError as error:
         return replace(item, fate=STUCK, why=str(error))
     return item

@@ -60,7 +60,7 @@ class Retention:
         # what is held now may go later, so then the next look is not the last
         self._settled = names if not spare else None
         if spare:
-            with exclusive(_guard(self._folder)):
+            with exclusive(guard(self._folder)):
                 held = pinned(self._folder) | resumed_from(self._folder)
                 for path in spare:
                     if path.name not in held:
@@ -95,7 +95,13 @@ def _entries(folder: RunFolder) -> List[Path]:
         return []
 
 
-def _guard(folder: RunFolder) -> Path:
+def half_removed(folder: RunFolder) -> List[Path]:
+    """What a run that was lost left: checkpoints that it was writing, or its supervisor removing."""
+    trash = folder.path / "trash"
+    return [*(path for path in _entries(folder) if path.suffix in UNFINISHED), *([trash] if trash.is_dir() else [])]
+
+
+def guard(folder: RunFolder) -> Path:
     """Between the look at the pins and the removal nobody pins."""
     return folder.path / ".retention"
 
@@ -121,7 +127,7 @@ def op_pin(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     wanted = args.names("checkpoints")
     me = ProcessId.of(os.getpid())
     pin = _pins(folder) / f"{os.getpid()}.json"
-    with exclusive(_guard(folder)):
+    with exclusive(guard(folder)):
         there = [one.path.name for one in checkpoints(folder) if one.path.name in wanted]
         if not there or me is None:
             pin.unlink(missing_ok=True)

@@ -41,7 +41,7 @@ def command(
     Example: dflash-ops collect --follow
     """
     from dflash_ops.deploy.collecting import Choice
-    from dflash_ops.deploy.homecoming import bring_home
+    from dflash_ops.deploy.homecoming import bring_home, follow_home
     from dflash_ops.deploy.records import record_of
     from dflash_ops.deploy.session import Session
 
@@ -52,5 +52,9 @@ def command(
         folder = record_of(runs, status, chosen.name)
         result.update(run=status["run"], state=status["state"], folder=str(folder.resolve()))
         choice = Choice(optimizer=optimizer, last=last)
-        ended = bring_home(session, status["run"], folder, events, choice, follow=follow)
-        result["state"] = ended["state"]
+        if follow:
+            status = follow_home(session, status["run"], runs, choice)
+        else:
+            status = bring_home(session, status["run"], folder, events, choice)
+        folder = runs / status["run"]
+        result.update(run=status["run"], state=status["state"], folder=str(folder.resolve()))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
+from dflash_ops.deploy.chain import tell_wait, through_restarts
 from dflash_ops.deploy.collecting import Choice, Collector
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.reconnect import reconnecting
-from dflash_ops.deploy.records import bringing_home
+from dflash_ops.deploy.records import bringing_home, record_of
 from dflash_ops.deploy.report import write_report
 from dflash_ops.deploy.session import Session
 from dflash_ops.files import write_json
@@ -19,6 +19,22 @@ from dflash_ops.transport import Conversation
 LOOK_S = 5.0
 """Between two looks at a run that goes on."""
 RUNNING = "RUNNING"
+
+
+def follow_home(session: Session, run: str, runs: Path, choice: Choice) -> dict[str, Any]:
+    """Brings `run` home as it goes on, until it has ended, and what its host started again in its place.
+
+    Returns the last status.
+    """
+
+    def look(each: str | None) -> dict[str, Any]:
+        with session.conversation() as conversation:
+            status = conversation.request("status", {"run": each})
+        folder = record_of(runs, status, session.host.name)
+        return bring_home(session, status["run"], folder, session.events, choice, follow=True)
+
+    *_, last = through_restarts(run, look, session.events)
+    return last
 
 
 def bring_home(
@@ -46,13 +62,15 @@ def bring_home(
         def bring(conversation: Conversation) -> dict[str, Any]:
             while True:
                 listing = collector.bring(conversation)
-                status = conversation.request("status", {"run": run})
-                write_json(folder / "status.json", status)
-                if not follow or listing.state != RUNNING:
-                    return status
-                time.sleep(LOOK_S)
+                if not follow:
+                    return conversation.request("status", {"run": run})
+                if listing.state != RUNNING:
+                    # ends once it is decided whether its host starts it again
+                    return conversation.request("wait", {"run": run}, on_event=lambda event: tell_wait(event, events))
+                conversation.request("wait", {"run": run, "timeout_s": LOOK_S})
 
         status = reconnecting(session, bring, then="what is here is kept")
+        write_json(folder / "status.json", status)
         report = write_report(folder)
     brought = collector.collected
     events.emit(

@@ -167,6 +167,26 @@ def test_releases_and_data_of_runs_that_stay_stay(host: Host) -> None:
     assert host.fates(Limits(1, 0, 1, None))[newest.name][0] == "stays"
 
 
+def test_a_run_that_somebody_begins_to_collect_meanwhile_stays(host: Host) -> None:
+    path = host.run("a")
+    (item,) = plan(host.work, NONE)
+    (path / "pins").mkdir()
+    _write(path / "pins/1.json", {"boot_id": boot_id(), "agent": _me(), "checkpoints": ["step-000004"]})
+    assert (pruning.removed(item).fate, path.exists()) == ("stays", True)
+
+
+def test_half_written_checkpoints_of_a_lost_run_go_though_it_stays(host: Host) -> None:
+    for name, running in (("lost", False), ("live", True)):
+        path = host.run(name, running=running)
+        (path / "out/checkpoints/step-000004").mkdir()
+        (path / "out/checkpoints/step-000008.part").mkdir()
+        (path / "exit.json").unlink(missing_ok=True)
+    (host.work.runs / "lost/trash").mkdir()
+    everything = Limits(runs=9, releases=9, prepared=9, collected=None)
+    going = {item.path.relative_to(host.work.runs) for item in plan(host.work, everything) if item.fate == "goes"}
+    assert going == {Path("lost/trash"), Path("lost/out/checkpoints/step-000008.part")}
+
+
 def test_what_the_host_does_not_let_go_is_told_and_the_rest_goes(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     stuck, other = host.run("a"), host.run("b")
     remove = pruning.remove_tree

@@ -33,7 +33,12 @@ def test_whoever_follows_goes_along(desk: Desk) -> None:
     with desk.started("deploy", "--playbook", "slow", "--restart", "1", *UNPROVEN) as deploy:
         run = deploy.until_event("launched")["run"]
         parent = desk.folder / "work" / "runs" / run
-        with desk.started("tail-logs", "-f", run) as tail, desk.started("wait", run) as waiting:
+        with (
+            desk.started("tail-logs", "-f", run) as tail,
+            desk.started("wait", run) as waiting,
+            desk.started("collect", "-f", run) as collecting,
+        ):
+            collecting.until_event("checkpoint")
             eventually(lambda: bool(checkpoints(parent)))
             os.kill(json.loads((parent / "state.json").read_text())["job"]["pid"], signal.SIGKILL)
             eventually(lambda: started_again(parent))
@@ -42,7 +47,7 @@ def test_whoever_follows_goes_along(desk: Desk) -> None:
             # by the first name: what it has become is stopped, and nothing is started again
             stopped = desk.run("stop", run)
             assert (stopped.code, stopped.result["run"], stopped.result["state"]) == (0, child, "STOPPED")
-            seen = {"deploy": deploy.rest(), "tail": tail.rest(), "wait": waiting.rest()}
+            seen = {"deploy": deploy.rest(), "tail": tail.rest(), "wait": waiting.rest(), "collect": collecting.rest()}
     for name, events in seen.items():
         ends = [(event["run"], event["state"]) for event in events if event["event"] == "ended"]
         assert ends == [(run, "FAILED"), (child, "STOPPED")], name
