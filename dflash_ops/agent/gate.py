@@ -9,7 +9,8 @@ from .arguments import Arguments
 from .conversation import Conversation
 from .errors import AgentError, ExitCode
 from .jobs import Job
-from .verdicts import Binding, Outcome, Verdict, VerdictStore, stamp
+from .pythons import Environment
+from .verdicts import Binding, Outcome, Verdict, VerdictStore, stamp, stamp_with_environment
 from .workdir import WorkDir
 
 NO_LIMIT = float(10 * 365 * 86400)
@@ -46,22 +47,29 @@ def _why_none(store: VerdictStore, binding: Binding) -> str:
     return f"no canary has decided about this; the nearest that passed was for {instead}"
 
 
-def allow_launch(
-    work: WorkDir, job: Job, max_age_s: float, reason: Optional[str]
-) -> "tuple[Binding, Optional[Verdict]]":
-    """The binding and the verdict that a run may start with; AgentError `gate` where there is none.
+@dataclass(frozen=True)
+class Admission:
+    """What a run may start with: `verdict` is None where a written reason took its place."""
+
+    binding: Binding
+    verdict: Optional[Verdict]
+    installed: Environment
+
+
+def allow_launch(work: WorkDir, job: Job, max_age_s: float, reason: Optional[str]) -> Admission:
+    """AgentError `gate` where there is no verdict that holds.
 
     With a written reason the gate lets pass without a verdict; a release that was changed on the host it never does.
     """
     try:
-        binding = stamp(job)
+        binding, installed = stamp_with_environment(job)
     except AgentError as error:
         raise _shut(error.what, ExitCode(error.exit), error.fix) if error.kind == "tampered" else error from None
     if reason is not None:
-        return binding, None
+        return Admission(binding, None, installed)
     decision = decide(VerdictStore.of(work), binding, max_age_s)
     if decision.holds:
-        return binding, decision.verdict
+        return Admission(binding, decision.verdict, installed)
     failed = decision.verdict is not None and decision.verdict.outcome is Outcome.FAIL
     code = ExitCode.CANARY_FAILED if failed else ExitCode.CANARY_INCONCLUSIVE
     evidence = None if decision.verdict is None else decision.verdict.to_json()

@@ -17,7 +17,7 @@ from .devices import search_path
 from .errors import AgentError, ExitCode
 from .facts import can_start_units
 from .files import exclusive, read_json, tail_lines, write_json
-from .gate import NO_LIMIT, allow_launch
+from .gate import NO_LIMIT, Admission, allow_launch
 from .gpu_memory import in_use
 from .jobs import Job
 from .leases import refuse_if_busy
@@ -27,7 +27,6 @@ from .processes import Mark, ProcessId, boot_id
 from .resume import refuse_if_alive, refuse_if_stopped
 from .runs import RunFolder, RunState, find_run
 from .successor import Kind, Outcome, Successor
-from .verdicts import Binding, Verdict
 from .workdir import WorkDir
 
 _START_TIME_S = 30.0
@@ -80,14 +79,14 @@ def launch(work: WorkDir, order: Order, agent_file: str) -> RunFolder:
     refuse_if_busy(work, devices, but=but)
     refuse_if_occupied(work, devices, order.policy.shared_gpus)
     refuse_changed(work, order.job.assets)
-    binding, verdict = allow_launch(work, order.job, order.max_age_s, order.reason)
+    admission = allow_launch(work, order.job, order.max_age_s, order.reason)
     gpu_memory = in_use(devices)
     with exclusive(work.guard):
         refuse_if_busy(work, devices, but=but)
         parent = None if order.parent is None else find_run(work, order.parent)
         if parent is not None:
             (refuse_if_stopped if order.restart else refuse_if_alive)(parent)
-        folder = _begin(work, order, binding, verdict, gpu_memory)
+        folder = _begin(work, order, admission, gpu_memory)
         if parent is not None:
             kind = Kind.RESTART if order.restart else Kind.RESUME
             left = max(0, order.policy.restarts - order.restart)
@@ -101,11 +100,9 @@ def launch(work: WorkDir, order: Order, agent_file: str) -> RunFolder:
     return folder
 
 
-def _begin(
-    work: WorkDir, order: Order, binding: Binding, verdict: Optional[Verdict], gpu_memory: Optional[Dict[str, int]]
-) -> RunFolder:
+def _begin(work: WorkDir, order: Order, admission: Admission, gpu_memory: Optional[Dict[str, int]]) -> RunFolder:
     """Makes runs/<run>/ with all that the supervisor and every later reader need; run.json comes last."""
-    job, run = order.job, order.run
+    job, run, verdict = order.job, order.run, admission.verdict
     folder = RunFolder(work.runs / run)
     try:
         folder.path.mkdir(mode=0o700)
@@ -131,6 +128,8 @@ def _begin(
         "release": job.digest,
         "module": job.module,
         "python": job.python,
+        "python_version": admission.installed.version,
+        "packages": admission.installed.packages,
         "command": job.command("run", settings, folder.out),
         "cwd": str(job.release),
         "environment": job.environment(Mark.of_run(work.root, run)),
@@ -139,7 +138,7 @@ def _begin(
         "user": None if account is None else account.name,
         "devices": job.devices.names,
         "gpu_memory_bytes": gpu_memory,
-        "binding": asdict(binding),
+        "binding": asdict(admission.binding),
         "verdict": None if verdict is None else verdict.digest,
         "max_age_s": order.max_age_s,
         "skipped_canary": order.reason,

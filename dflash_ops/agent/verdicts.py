@@ -6,13 +6,13 @@ import enum
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from .errors import AgentError, ExitCode
 from .files import digest_of, read_json, write_json
 from .jobs import Job
 from .processes import boot_id, boottime_s
-from .pythons import probe
+from .pythons import Environment, probe
 from .releases import damage
 from .workdir import WorkDir
 
@@ -80,6 +80,11 @@ def target_identity(target: str) -> str:
 
 def stamp(job: Job) -> Binding:
     """The binding of a job now: the staged tree hashed again, the python asked again. AgentError `tampered`."""
+    return stamp_with_environment(job)[0]
+
+
+def stamp_with_environment(job: Job) -> Tuple[Binding, Environment]:
+    """As `stamp`, with what its `environment` is the digest of."""
     why = damage(job.release, job.digest)
     if why is not None:
         raise AgentError(
@@ -89,10 +94,11 @@ def stamp(job: Job) -> Binding:
             "deploy again: it is staged anew, and proven anew",
             ExitCode.CANARY_INCONCLUSIVE,
         )
-    return Binding(
+    installed = probe(job.python, job.account)
+    binding = Binding(
         job.digest,
         job.module,
-        probe(job.python, job.account).digest,
+        installed.digest,
         digest_of(job.workload),
         job.variables.described(),
         target_identity(str(job.workload.get("target", ""))),
@@ -100,6 +106,7 @@ def stamp(job: Job) -> Binding:
         job.devices.driver,
         boot_id(),
     )
+    return binding, installed
 
 
 @dataclass(frozen=True)

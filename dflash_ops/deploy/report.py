@@ -12,6 +12,7 @@ from dflash_ops.deploy.times import utc
 from dflash_ops.files import write_bytes
 
 STEPS_SHOWN = 12
+KEY_PACKAGES = ("torch", "triton", "transformers")
 STEP_COLUMNS = (("loss", ".4f"), ("first_slot_accuracy", ".3f"), ("learning_rate", ".2e"), ("grad_norm", ".3f"))
 
 
@@ -46,6 +47,8 @@ def _lines(folder: Path) -> Iterator[str]:
     ):
         if value:
             yield f"- {name}: {value}"
+    if run.get("python_version"):
+        yield f"- python: {run['python_version']} at {run.get('python')}{_versions(_table(run.get('packages')))}"
     for name, asset in sorted(_table(run.get("assets")).items()):
         yield f"- asset {name}: {_table(asset).get('path')}, sha256 {_table(asset).get('sha256')}"
     yield ""
@@ -190,6 +193,12 @@ def _files(folder: Path, result: dict[str, Any]) -> Iterator[str]:
 def _figure(value: object, form: str = ".3f") -> str:
     """Empty where there is none: a held-out loss is null when no answer fits a bucket."""
     return format(value, form) if isinstance(value, int | float) else ""
+
+
+def _versions(packages: dict[str, Any]) -> str:
+    """Those that decide how a run computes; run.json has all."""
+    named = [f"{name} {packages[name]}" for name in KEY_PACKAGES if name in packages]
+    return f", {', '.join([*named, f'{len(packages)} packages'])}"
 
 
 def _table(value: object) -> dict[str, Any]:

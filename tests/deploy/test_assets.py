@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +53,13 @@ def test_a_deploy_with_assets(desk: Desk, assets: dict[str, Any]) -> None:
         "model": {"path": there, "sha256": sha256},
         "questions": {"path": assets["questions"]["path"], "sha256": assets["questions"]["sha256"]},
     }
+    assert record["packages"]["pytest"] == pytest.__version__
+    report = (folder / "report.md").read_text()
+    assert f"- python: {platform.python_version()} at {sys.executable}, " in report
     settings = json.loads((folder / "settings.json").read_text())
     assert settings["workload"]["target"] == there
     assert settings["training"]["prompts"] == assets["questions"]["path"]
-    assert f"- asset model: {there}, sha256 {sha256}" in (folder / "report.md").read_text()
+    assert f"- asset model: {there}, sha256 {sha256}" in report
 
     asked = desk.run("doctor", "--playbook", "tiny")
     assert any(one["what"].startswith(f"asset model: {there}, ") for one in asked.named("diagnosis"))
