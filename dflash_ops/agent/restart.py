@@ -40,14 +40,17 @@ class Restart:
         self._next: Optional[Successor] = None
         self._due = 0.0
 
-    def plan(self, state: RunState, code: Optional[int]) -> None:
-        """Writes next.json where restarts were asked for."""
+    def plan(self, state: RunState, code: Optional[int], trouble: Optional[str]) -> None:
+        """Writes next.json where restarts were asked for. `trouble`: why its supervisor ended the run."""
         policy = Policy.of_record(self._record)
         if state not in _CRASHES or policy.restarts == 0:
             return
         left = policy.restarts - self._done
         if code == REFUSED:
             self._next = _refusal("the trainer refused its settings or its input, and would again", left)
+        elif trouble is not None:
+            # the same step on the same data would hang, or give no loss, again: what is needed is a look, not a loop
+            self._next = _refusal(f"its supervisor ended it: {trouble}", left)
         elif left <= 0:
             self._next = _refusal(f"all {policy.restarts} restarts are used up", left)
         else:

@@ -273,7 +273,7 @@ class Supervisor:
         facts["reason"] = None if trouble is None else trouble.to_json()
         while True:
             try:
-                restart.plan(state, code)
+                restart.plan(state, code, None if trouble is None else trouble.what)
                 write_exit(self._folder, state, code=code, signal=number, **facts)
                 return
             except OSError as error:

@@ -97,6 +97,7 @@ def test_a_crash_loop_ends_with_the_budget(agent: Agent, work: Path, staged: Pac
     [
         ({"exit": 0}, "SUCCEEDED", None),
         ({"crashes": 1, "code": 2}, "FAILED", "refused its settings"),
+        ({"records": ['{"kind": "step", "step": 9, "loss": NaN}\n']}, "FAILED", "loss is NaN at step 9"),
     ],
 )
 def test_what_is_not_started_again(
