@@ -28,21 +28,17 @@ def op_stop(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     work = conversation.work
     asked = find_run(work, args.optional_run())
     with exclusive(work.guard):
-        # under the guard a restart either has happened, or will not any more
+        # under the guard a restart has either happened, or it will see this request
         folder = last_restart(work, asked)
-        waited = folder.starts_again
-        if waited:
-            _ask(folder, 0)
-    grace_s = args.seconds("grace_s", Policy.of_record(folder.record()).grace_s)
-    if folder.state() is RunState.RUNNING:
-        _ask(folder, grace_s)
-        conversation.work.record("stop", run=folder.run, grace_s=grace_s)
-        conversation.event("phase", phase="asked", what=f"asked for a checkpoint, {grace_s:g} s to write it")
-        _wait(folder, grace_s + SLACK_S)
-    if waited:
-        work.record("stop", run=folder.run)
-        conversation.event("phase", phase="asked", what="it will not be started again")
-        _wait(folder, SLACK_S)
+        grace_s = args.seconds("grace_s", Policy.of_record(folder.record()).grace_s)
+        running, waits = folder.state() is RunState.RUNNING, folder.starts_again
+        if running or waits:
+            _ask(folder, grace_s)
+    if running or waits:
+        work.record("stop", run=folder.run, grace_s=grace_s)
+        what = f"asked for a checkpoint, {grace_s:g} s to write it" if running else "it will not be started again"
+        conversation.event("phase", phase="asked", what=what)
+        _wait(folder, (grace_s if running else 0) + SLACK_S)
     if folder.goes_on:
         # it had time enough to do this itself
         supervisor = folder.supervisor()

@@ -177,6 +177,27 @@ def test_a_stop_by_the_first_name_stops_what_it_has_become(agent: Agent, work: P
     assert len(runs_of(work)) == 2
 
 
+def test_a_crash_while_a_stop_is_asked_for_is_not_followed_by_a_restart(
+    agent: Agent, work: Path, staged: Packed
+) -> None:
+    hold = work.parent / "go"
+    pid = launch(agent, staged, crashes=1, hold=str(hold))["pid"]
+    eventually(lambda: "holding" in agent.call("follow", run="one").log, patience_s=120)
+    supervisor = supervisor_of(work)
+    os.kill(supervisor, signal.SIGSTOP)
+    number = agent.ask("stop", run="one", grace_s=60)
+    eventually((work / "runs/one/stop.json").exists, patience_s=120)
+    hold.touch()
+    eventually(lambda: not alive(pid), patience_s=120)
+    os.kill(supervisor, signal.SIGCONT)
+    stopped = agent.reply(number).result
+    # FAILED where its supervisor saw the crash first: then the request is seen before the restart
+    assert (stopped["run"], stopped["exit"]["code"]) == ("one", 1)
+    assert stopped["state"] == "STOPPED" or stopped["next"]["outcome"] == "stopped"
+    eventually(lambda: not alive(supervisor), patience_s=120)
+    assert runs_of(work) == ["one"]
+
+
 def test_without_a_verdict_that_holds_it_is_not_started_again(agent: Agent, work: Path, staged: Packed) -> None:
     verdict = agent.call("canary", **job(staged, evidence="pass")).result["verdict"]
     hold = work.parent / "go"
