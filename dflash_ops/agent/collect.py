@@ -13,6 +13,7 @@ from .arguments import Arguments
 from .conversation import Conversation
 from .errors import AgentError, ExitCode
 from .files import CHUNK, is_safe_relative, open_regular, read_json, sha256_file, sha256_stream
+from .notify import FILE as NOTIFY
 from .runs import RunFolder, RunState, find_run
 
 _RECORDS = ("run.json", "settings.json", "verdict.json", "exit.json")
@@ -124,7 +125,12 @@ def op_read(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     length = None if args.values.get("length") is None else args.size("length")
     path = folder.path / relative
     inside = is_safe_relative(relative) and path.resolve() == folder.path.resolve() / relative
-    if not inside or path.suffix in UNFINISHED or ".part" in [Path(part).suffix for part in path.parts]:
+    if (
+        not inside
+        or relative == NOTIFY
+        or path.suffix in UNFINISHED
+        or ".part" in [Path(part).suffix for part in path.parts]
+    ):
         raise _unreadable(relative, "it is not a finished file of the run")
     try:
         file = open_regular(path)

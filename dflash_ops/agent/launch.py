@@ -21,6 +21,7 @@ from .gate import NO_LIMIT, Admission, allow_launch
 from .gpu_memory import in_use
 from .jobs import Job
 from .leases import refuse_if_busy
+from .notify import Notify
 from .occupied import refuse_if_occupied
 from .policy import Policy
 from .processes import Mark, ProcessId, boot_id
@@ -44,7 +45,8 @@ def op_free(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
 @dataclass(frozen=True)
 class Order:
     """A run that is asked for. `max_age_s`: seconds that a verdict may be old; `reason`: why there is no canary;
-    `parent`: the run that it continues; `restart`: how many times in a row the host started it by itself."""
+    `parent`: the run that it continues; `restart`: how many times in a row the host started it by itself;
+    `notify`: who is told what becomes of it."""
 
     run: str
     job: Job
@@ -53,6 +55,7 @@ class Order:
     reason: Optional[str]
     parent: Optional[str] = None
     restart: int = 0
+    notify: Optional[Notify] = None
 
 
 def op_launch(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
@@ -64,7 +67,15 @@ def op_launch(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
             "request", "the reason is blank", "request launch", "say why there is no canary", ExitCode.USAGE
         )
     parent = args.optional_run("parent")
-    order = Order(run, job, Policy.from_arguments(args), args.seconds("max_age_s", NO_LIMIT), reason, parent)
+    order = Order(
+        run=run,
+        job=job,
+        policy=Policy.from_arguments(args),
+        max_age_s=args.seconds("max_age_s", NO_LIMIT),
+        reason=reason,
+        parent=parent,
+        notify=Notify.from_arguments(args),
+    )
     folder = launch(work, order, conversation.agent_file)
     return {"run": run, "unit": folder.record()["unit"], "pid": wait_for_job(folder)}
 
@@ -151,6 +162,8 @@ def _begin(work: WorkDir, order: Order, admission: Admission, gpu_memory: Option
     }
     if job.variables.secrets:
         write_json(folder.secrets_file, job.variables.secrets)
+    if order.notify is not None:
+        order.notify.keep(folder.path)
     write_json(folder.path / "run.json", record)
     return folder
 

@@ -17,6 +17,7 @@ from .errors import AgentError, ExitCode
 from .files import read_json
 from .jobs import Job
 from .launch import Order, launch, wait_for_job
+from .notify import Notify
 from .policy import Policy
 from .processes import boottime_s
 from .runs import RunFolder, RunState
@@ -92,6 +93,7 @@ class Restart:
             reason=record.get("skipped_canary"),
             parent=self._folder.run,
             restart=self._done + 1,
+            notify=Notify.of_run(self._folder.path),
         )
         # until its own supervisor has taken over, the child lives by this process
         wait_for_job(launch(self._work, order, self._agent_file))

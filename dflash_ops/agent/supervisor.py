@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from .files import read_json, write_json
 from .joblog import JobLog
 from .launch import write_exit
 from .masking import Masks
+from .notify import LONGEST_S, Notifier
 from .policy import Policy
 from .processes import ProcessId, become_subreaper, boot_id, boottime_s, children_of, signal_group
 from .restart import Restart
@@ -64,6 +66,7 @@ class Supervisor:
         self._secrets: Dict[str, str] = {}
         self._log = JobLog(folder.log, self._policy)
         self._watch = Watch(folder.metrics, stall_s=self._policy.stall_s, first_step_s=self._policy.first_step_s)
+        self._notifier = Notifier(folder.path, self._record)
         self._trouble: Optional[Trouble] = None
         self._end_at = 0.0
         self._pid = 0
@@ -84,6 +87,8 @@ class Supervisor:
             self._start()
         except (OSError, AgentError, subprocess.SubprocessError) as error:
             write_exit(self._folder, RunState.FAILED, error=str(error))
+            self._tell("ended", f"could not start: {error}")
+            self._wait_for_notices(wake)
             return
         while self._status is None:
             self._beat()
@@ -97,7 +102,38 @@ class Supervisor:
         self._keep_checkpoints(self._retention.finish)
         restart = Restart(self._folder, self._secrets, self._agent_file)
         self._finish(self._status, (cgroup.oom_kills() or 0) - kills_before, restart)
+        # told after exit.json, before a restart that may wait for long
+        self._tell("ended", "" if self._trouble is None else self._trouble.what)
         restart.carry_out(lambda: self._stopped_meanwhile(wake))
+        self._wait_for_notices(wake)
+
+    def _tell(self, event: str, reason: str) -> None:
+        """Somebody far away, if the host's file names one."""
+        known = self._folder.summary()
+        last = known["last"] or {}
+        state, host = known["state"], socket.gethostname()
+        self._notifier.tell(
+            {
+                "v": 1,
+                "event": event,
+                "time": time.time(),
+                "host": host,
+                **{key: known[key] for key in ("run", "playbook", "release", "state", "devices")},
+                "step": last.get("step"),
+                "loss": last.get("loss"),
+                "reason": reason or None,
+                "starts_again": self._folder.starts_again,
+                "text": f"run {self._folder.run} on {host}: {state}" + (f", {reason}" if reason else ""),
+            }
+        )
+
+    def _wait_for_notices(self, wake: int) -> None:
+        """A unit that ends takes them along. The run has ended, whatever they do."""
+        until = time.monotonic() + LONGEST_S
+        while self._notifier.children and time.monotonic() < until:
+            self._sleep(wake)
+        for pid in self._notifier.children:
+            os.kill(pid, signal.SIGKILL)
 
     def _stopped_meanwhile(self, wake: int) -> bool:
         """Lives on for a moment after the run's end; whether it got SIGTERM."""
@@ -211,6 +247,7 @@ class Supervisor:
         _say(trouble.what)
         with contextlib.suppress(OSError):
             WorkDir(self._folder.root).record(trouble.kind, run=self._folder.run, what=trouble.what, step=trouble.step)
+        self._tell(trouble.kind, trouble.what)
 
     def _keep_deadline(self) -> None:
         if self._stop_deadline is not None and time.monotonic() > self._stop_deadline and not self._forced:
@@ -236,13 +273,15 @@ class Supervisor:
             if pid == self._pid:
                 self._status = status
             self._log.reaped(pid, status)
+            self._notifier.reaped(pid)
 
     def _clear(self) -> None:
         """Kills what the job left behind, so that the devices are free and the log comes to its end."""
         until = time.monotonic() + _CLEAR_TIME_S
         while time.monotonic() < until:
             # children first, before and after: an orphan comes to us when its parent dies
-            left = (set(children_of(os.getpid())) | set(self._folder.mark.pids())) - {os.getpid(), self._log.pump}
+            ours = {os.getpid(), self._log.pump, *self._notifier.children}
+            left = (set(children_of(os.getpid())) | set(self._folder.mark.pids())) - ours
             if not left:
                 return
             for pid in left:

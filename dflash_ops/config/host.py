@@ -64,6 +64,21 @@ class Pct(Model):
     """pct on the node."""
 
 
+class Notify(Model):
+    """Either `command` or `webhook`. The event is told as JSON, with a line for people in `text`."""
+
+    command: Annotated[tuple[Annotated[str, _PLAIN], ...], Field(strict=False, min_length=1)] | None = None
+    """A program there and its arguments, run as the job's user with the event on its standard input."""
+    webhook: Annotated[str, _SECRET] | None = None
+    """Where its URL is read here at the launch (env:VARIABLE or file:PATH): the host posts the event to it."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Notify:
+        if (self.command is None) == (self.webhook is None):
+            raise ValueError("has either 'command' or 'webhook'")
+        return self
+
+
 class Host(Model):
     """One host of the inventory.
 
@@ -92,6 +107,8 @@ class Host(Model):
     """Variables whose values are read here when they are needed (env:VARIABLE or file:PATH), and shown nowhere."""
     shared_gpus: Annotated[str, TEXT] | None = None
     """Why its GPUs may be used beside programs that are not ours. Default: a GPU whose memory is in use is refused."""
+    notify: Notify | None = None
+    """Who is told of a run's end, of a stall and of a loss that is not finite, by the host itself."""
     ssh: Ssh | None = None
     """For `ssh` and `pct`."""
     pct: Pct | None = None

@@ -203,7 +203,7 @@ def _load(entry: _Entry) -> Host:
 def _absolute_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Key files and files of secrets relative to the inventory file; `~` stays for whoever knows whose home it is."""
     made = dict(data)
-    ssh, secrets = data.get("ssh"), data.get("secrets")
+    ssh, secrets, notify = data.get("ssh"), data.get("secrets"), data.get("notify")
     if isinstance(ssh, dict):
         made["ssh"] = {key: _absolute(value, folder) if key in _PATHS else value for key, value in ssh.items()}
     if isinstance(secrets, dict):
@@ -213,6 +213,8 @@ def _absolute_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
             else value
             for name, value in secrets.items()
         }
+    if isinstance(notify, dict) and str(notify.get("webhook", "")).startswith(FILE):
+        made["notify"] = {**notify, "webhook": FILE + _absolute(notify["webhook"].removeprefix(FILE), folder)}
     return made
 
 

@@ -87,7 +87,8 @@ def _told(details: list[ErrorDetails], path: KeyPath, model: Section, data: obje
     hint = _hint(details, given)
     if words:
         # what stands among secrets may be one
-        instead = "what stands there" if path[:1] == ("secrets",) and place == dotted(path) else _value(given)
+        hidden = path[:1] == ("secrets",) or path == ("notify", "webhook")
+        instead = "what stands there" if hidden and place == dotted(path) else _value(given)
         message = f"{place} must be {' or '.join(words)}, not {instead}"
     elif first["type"] == "value_error":
         text = str(first["ctx"]["error"])

@@ -116,7 +116,7 @@ def see_to_the_end(
 def _staged(session: Session, playbook: Playbook, choices: Choices, outcome: Outcome, command: str) -> Iterator[Stages]:
     """Inside the block the playbook's release is built, checked and on the host, and the host's lock is held."""
     # a secret that cannot be read stops the command before anything is built or reached
-    _ = session.variables
+    _ = session.variables, session.notify
     then = "nothing was launched yet; it goes on where it was"
     if choices.release is not None:
         wanted = choices.release

@@ -130,7 +130,7 @@ def _unchangeable(path: KeyPath) -> Problem:
 def resume(session: Session, wish: Wish, events: Events, choices: Choices, outcome: Outcome) -> None:
     """As `deploy`, without a build unless it is wished for. Raises OpsError with the exit code of the stage."""
     # a secret that cannot be read stops the command before anything is built or reached
-    _ = session.variables
+    _ = session.variables, session.notify
     with session.conversation() as conversation:
         point = Point.ask(conversation, wish.run, events, session.host.name)
         outcome.parent = point.run

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from dflash_ops.agent.masking import Masks
 from dflash_ops.agent.variables import Variables
 from dflash_ops.config import Host
 from dflash_ops.deploy.bookkeeping import Bookkeeper
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.ledger import Ledger
-from dflash_ops.deploy.variables import read_variables
+from dflash_ops.deploy.variables import read_notify, read_variables
 from dflash_ops.transport import Conversation, transport_for
 
 REMOTE_STREAMS = 4
@@ -103,6 +104,14 @@ class Session:
         """Of the host's jobs. Its secrets are read here, once, and are masked in every event from then on."""
         found = read_variables(self.host, os.environ)
         self.events.hide(found.masks)
+        return found
+
+    @cached_property
+    def notify(self) -> dict[str, object] | None:
+        """Who is told what becomes of a run. A webhook's URL is masked like a secret."""
+        found = read_notify(self.host, os.environ)
+        if found is not None and "webhook" in found:
+            self.events.hide(Masks.of([str(found["webhook"])]))
         return found
 
     @property

@@ -220,7 +220,8 @@ class Stages:
     ) -> dict[str, Any]:
         """Starts the run under its supervisor. The host's gate decides, not this side."""
         policy = {**policy, "shared_gpus": self.session.host.shared_gpus}
-        more = {"reason": reason, "policy": policy, "parent": parent, "timeout_s": LAUNCH_TIMEOUT_S}
+        told = {"reason": reason, "policy": policy, "parent": parent, "notify": self.session.notify}
+        more = {**told, "timeout_s": LAUNCH_TIMEOUT_S}
         result = self._verb("launch", {**self._verb_arguments(run, self.prepared), "run": run, **more})
         self.events.emit("launched", run=run, host=self._where, unit=result.get("unit"), skipped_canary=reason)
         return result

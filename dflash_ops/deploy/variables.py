@@ -18,6 +18,19 @@ def read_variables(host: Host, env: Mapping[str, str]) -> Variables:
     return Variables(dict(host.environment), {name: _read(name, source, env) for name, source in host.secrets.items()})
 
 
+def read_notify(host: Host, env: Mapping[str, str]) -> dict[str, object] | None:
+    """What the host is to be told (docs/agent-protocol.md, `launch`). Raises OpsError (exit 2) without the URL."""
+    notify = host.notify
+    if notify is None:
+        return None
+    if notify.webhook is None:
+        return {"command": list(notify.command or ())}
+    url = _read("notify.webhook", notify.webhook, env)
+    if not url.startswith(("http://", "https://")):
+        raise _refused("notify.webhook", notify.webhook, "it is no http or https URL", "give the whole URL there")
+    return {"webhook": url}
+
+
 def _read(name: str, source: str, env: Mapping[str, str]) -> str:
     value = _from_file(name, source) if source.startswith(FILE) else env.get(source.removeprefix("env:"))
     if value is None:

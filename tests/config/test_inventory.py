@@ -187,6 +187,24 @@ def test_variables_and_secrets() -> None:
     assert host.secrets == {"A": "env:TOKEN", "B": f"file:{Path('hosts/keys/b').absolute()}", "C": "file:~/c"}
 
 
+def test_who_is_told() -> None:
+    write("transport: local\nnotify: {webhook: file:keys/hook}\n", "hosts/box.yaml")
+    host, _ = load("box")
+    assert host.notify is not None
+    assert host.notify.webhook == f"file:{Path('hosts/keys/hook').absolute()}"
+    write("transport: local\nnotify: {command: [/usr/bin/page, '']}\n", "hosts/box.yaml")
+    host, _ = load("box")
+    assert host.notify is not None
+    assert host.notify.command == ("/usr/bin/page", "")
+    for wrong in ("{}", "{command: [/bin/a], webhook: env:HOOK}", "{command: []}"):
+        write(f"transport: local\nnotify: {wrong}\n", "hosts/box.yaml")
+        assert refused("box")[0].startswith("hosts/box.yaml:2: notify")
+    write("transport: local\nnotify: {webhook: 'https://hooks.example.com/s3cr3t'}\n", "hosts/box.yaml")
+    (problem,) = refused("box")
+    assert "env:VARIABLE or file:PATH" in problem
+    assert "s3cr3t" not in problem
+
+
 def test_what_is_no_variable_or_no_source_is_refused_and_no_secret_is_repeated() -> None:
     text = "transport: local\nenvironment: {A: x, PATH: /bin}\nsecrets:\n  TOKEN: hf_abcdefgh\n  B: env:-x\n"
     write(text, "hosts/box.yaml")

@@ -1,0 +1,164 @@
+"""Telling somebody what became of a run, from its host: nobody need be connected.
+
+A command (the event as JSON on its standard input) or a webhook (the same, posted). It happens in children of the
+supervisor, so that it delays nothing; what went wrong stands in supervisor.log. A webhook's URL may be a secret: it
+lies in notify.json of the run, which is never collected or read out, and is shown nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, Optional, Set, Tuple
+
+from .accounts import find_account, popen_options
+from .arguments import Arguments
+from .children import fork
+from .errors import AgentError, ExitCode
+from .files import read_json, write_json
+from .processes import signal_group
+from .pythons import base_environment
+
+FILE = "notify.json"
+COMMAND_TIME_S = 10.0
+_REQUEST_TIME_S = 10.0
+_PAUSES_S = (1.0, 3.0, 9.0)
+"""Before each further try of a webhook."""
+LONGEST_S = (len(_PAUSES_S) + 1) * _REQUEST_TIME_S + sum(_PAUSES_S) + 5.0
+_TRY_AGAIN = (408, 425, 429)
+
+
+@dataclass(frozen=True)
+class Notify:
+    """One of the two: a command, or the URL of a webhook."""
+
+    command: Tuple[str, ...] = ()
+    webhook: Optional[str] = field(default=None, repr=False)
+
+    @classmethod
+    def from_arguments(cls, args: Arguments) -> "Optional[Notify]":
+        """From `notify` of a request; AgentError `request` that never shows a value."""
+        given = args.optional_table("notify")
+        if not given:
+            return None
+        command, webhook = given.get("command"), given.get("webhook")
+        if isinstance(command, list) and command and all(_is_text(word) for word in command) and webhook is None:
+            return cls(command=tuple(command))
+        if _is_text(webhook) and str(webhook).startswith(("http://", "https://")) and command is None:
+            return cls(webhook=webhook)
+        raise AgentError(
+            "request",
+            "notify must have either `command` (a list of words) or `webhook` (an http or https URL)",
+            f"request {args.op}",
+            "see docs/agent-protocol.md",
+            ExitCode.USAGE,
+        )
+
+    @classmethod
+    def of_run(cls, folder: Path) -> "Optional[Notify]":
+        return cls.from_arguments(Arguments(FILE, {"notify": read_json(folder / FILE)}))
+
+    def keep(self, folder: Path) -> None:
+        value = {"command": list(self.command)} if self.command else {"webhook": self.webhook}
+        write_json(folder / FILE, value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value) and "\0" not in value
+
+
+class Notifier:
+    """The supervisor's side: one child for each event."""
+
+    def __init__(self, folder: Path, record: Dict[str, Any]) -> None:
+        self._folder = folder
+        self._record = record
+        self.children: Set[int] = set()
+
+    def tell(self, event: Dict[str, Any]) -> None:
+        try:
+            notify = Notify.of_run(self._folder)
+            if notify is not None:
+                self.children.add(fork(lambda: _deliver(notify, event, self._record)))
+        except (OSError, AgentError) as error:
+            _say(f"nobody was told of {event['event']}: {error}")
+
+    def reaped(self, pid: int) -> None:
+        self.children.discard(pid)
+
+
+def _deliver(notify: Notify, event: Dict[str, Any], record: Dict[str, Any]) -> None:
+    data = json.dumps(event).encode() + b"\n"
+    if notify.webhook is None:
+        _run(notify.command, data, record)
+    else:
+        _post(notify.webhook, data)
+
+
+def _run(command: Tuple[str, ...], data: bytes, record: Dict[str, Any]) -> None:
+    """As the job's user, in an environment of its own; its output goes to supervisor.log."""
+    account = find_account(record.get("user"))
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=1,
+        stderr=2,
+        cwd="/",
+        env=base_environment(str(record["python"]), account),
+        start_new_session=True,
+        **popen_options(account),
+    )
+    try:
+        process.communicate(data, timeout=COMMAND_TIME_S)
+    except subprocess.TimeoutExpired:
+        _say(f"notify: {command[0]} was killed: it took more than {COMMAND_TIME_S:g} s")
+    finally:
+        signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode > 0:
+        _say(f"notify: {command[0]} ended with exit code {process.returncode}")
+
+
+def _post(url: str, data: bytes) -> None:
+    for pause in (*_PAUSES_S, None):
+        problem, worth_it = _try_to_post(url, data)
+        if problem is None:
+            return
+        if pause is None or not worth_it:
+            _say(f"notify: the webhook was not reached: {problem}")
+            return
+        time.sleep(pause)
+
+
+def _try_to_post(url: str, data: bytes) -> Tuple[Optional[str], bool]:
+    """What was wrong (never the URL, which an exception's own words may hold), and whether another try may help."""
+    # only where it is needed: it loads half the standard library
+    import urllib.error
+    import urllib.request
+
+    try:
+        headers = {"Content-Type": "application/json", "User-Agent": "dflash-ops"}
+        request = urllib.request.Request(url, data, headers)  # noqa: S310 -- from_arguments lets http and https in
+        with urllib.request.urlopen(request, timeout=_REQUEST_TIME_S):  # noqa: S310
+            return None, False
+    except urllib.error.HTTPError as error:
+        return f"it answered {error.code}", error.code >= 500 or error.code in _TRY_AGAIN
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        return getattr(reason, "strerror", None) or type(reason).__name__, True
+    except Exception as error:
+        return type(error).__name__, False
+
+
+def _say(text: str) -> None:
+    """To supervisor.log; a full disk is no reason to fail."""
+    try:
+        os.write(sys.stderr.fileno(), f"{text}\n".encode())
+    except OSError:
+        pass
