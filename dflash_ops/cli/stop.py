@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dflash_ops.cli.common import HOST_OPTIONS, OUTPUT_OPTIONS, chosen_host, command_end, options
+from dflash_ops.cli.common import HOST_OPTIONS, OUTPUT_OPTIONS, chosen_host, command_end, ledger_of, options
 from dflash_ops.deploy.events import Events
 
 
@@ -36,6 +36,7 @@ def command(
 
     Example: dflash-ops stop 20261129-151233-quickstart-7f3a
     """
+    from dflash_ops.deploy.history import keep_record
     from dflash_ops.deploy.session import Session
     from dflash_ops.errors import ExitCode, OpsError
 
@@ -46,6 +47,7 @@ def command(
             {"run": run, "grace_s": grace_s},
             on_event=lambda event: events.emit("phase", phase=event["phase"], what=event["what"]),
         )
+    keep_record(events, ledger_of(events), chosen.name, status["run"])
     events.emit("run", **{key: value for key, value in status.items() if key not in ("remaining", "gpu_memory")})
     result.update({key: status[key] for key in ("run", "state", "remaining", "gpu_memory")})
     if status["remaining"]:

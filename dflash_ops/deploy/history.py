@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from dflash_ops.config import Host
@@ -51,6 +52,13 @@ def status(session: Session, events: Events, ledger: Ledger, run: str | None) ->
         wanted = [entry for entry in known if run in (None, entry.run)]
         _tell_known(events, session.host.name, wanted[:1])
         raise
+
+
+def keep_record(events: Events, ledger: Ledger, host: str, run: str) -> None:
+    """The events of this command go to the record of the run too, where this workstation has one."""
+    for entry in ledger.entries(host=host, kind=RUN):
+        if entry.run == run and entry.folder is not None and Path(entry.folder).is_dir():
+            events.keep_in(Path(entry.folder) / "events.ndjson")
 
 
 def everything(events: Events, ledger: Ledger) -> list[str]:

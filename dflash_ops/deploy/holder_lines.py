@@ -23,8 +23,12 @@ def lease_line(lease: Mapping[str, Any]) -> str:
     devices = "any device (its record is damaged)" if lease["devices"] is None else ", ".join(lease["devices"])
     since = f" since {utc(lease['since'])}" if lease["since"] else ""
     playbook = f" (playbook {lease['playbook']})" if lease["playbook"] else ""
-    running = lease["state"] == "RUNNING"
-    left = "" if running else f"; it is {lease['state']}, but its processes {lease['pids']} live"
+    if lease["state"] == "RUNNING":
+        left = ""
+    elif lease["pids"]:
+        left = f"; it is {lease['state']}, but its processes {lease['pids']} live"
+    else:
+        left = f"; it is {lease['state']} and about to be started again"
     return f"{lease['kind']} {lease['owner']}{playbook} has {devices}{since}{left}"
 
 

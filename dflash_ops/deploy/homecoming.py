@@ -57,6 +57,7 @@ def bring_home(
         events.emit("notice", text=text)
 
     with bringing_home(folder, wait=tell if patient else None):
+        events.keep_in(folder / "events.ndjson")
         collector = Collector(session, run, folder, events, choice)
 
         def bring(conversation: Conversation) -> dict[str, Any]:

@@ -261,6 +261,13 @@ def test_a_second_deploy_is_refused_with_the_name_of_the_living_run(desk: Desk) 
     result = json.loads((folder / "result.json").read_text())
     assert result["outcome"] == "stopped"
     assert (folder / result["checkpoint"] / "manifest.json").exists()
+    kept = [json.loads(line)["event"] for line in (folder / "events.ndjson").read_text().splitlines()]
+    assert [name for name in kept if name in ("launched", "phase", "collected")] == [
+        "launched",
+        "phase",
+        "phase",
+        "collected",
+    ]
     assert desk.deploy().code == 0
 
 

@@ -129,7 +129,11 @@ def test_who_holds_the_host_is_told() -> None:
     found = examine_holders(
         {
             "lock": lock,
-            "leases": [{**lease, "state": "RUNNING"}, {**lease, "state": "LOST", "pids": [7], "devices": None}],
+            "leases": [
+                {**lease, "state": "RUNNING"},
+                {**lease, "state": "LOST", "pids": [7], "devices": None},
+                {**lease, "state": "FAILED"},
+            ],
             "occupied": [gpu],
         }
     )
@@ -140,6 +144,7 @@ def test_who_holds_the_host_is_told() -> None:
             "ann@desk holds this host with `deploy` since 1970-01-01 00:00:00 UTC, last heard of 2 s ago",
             "run a has GPU-1",
             "run a has any device (its record is damaged); it is LOST, but its processes [7] live",
+            "it is FAILED and about to be started again",
             "80.0 of 100.0 GiB; pid 7 vllm",
         ),
         strict=True,
