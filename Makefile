@@ -3,9 +3,10 @@ export PYTHON
 
 BIN := .venv/bin
 LATER := slow or rig or torch
+RUNS ?= 200
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test clean
+.PHONY: help demo test faults clean
 
 help: ## this list
 	@echo "dflash-ops: build, ship, prove and run multi-threaded DFlash drafter training"
@@ -28,6 +29,11 @@ test: ## sets up .venv, then lint, types and all tests (root on Debian/Ubuntu: i
 	$(BIN)/python benchmarks/claims.py
 	$(BIN)/python -m pytest -m "not ($(LATER))"
 	$(BIN)/python -m pytest -m "$(LATER)" -n 2
+
+faults: ## RUNS=200 fault runs at places drawn from seeds (as root; about an hour: for the night)
+	@scripts/rig-packages.sh
+	@scripts/venv.sh trainer,dev
+	FAULT_RUNS=$(RUNS) $(BIN)/python -m pytest tests/faults/test_fault_runs.py -n 2
 
 clean: ## removes .venv and caches; runs/ and what training left on hosts stay
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

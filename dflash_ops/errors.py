@@ -23,6 +23,9 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+AGAIN = "run the same command again"
+
+
 class OpsError(Exception):
     """One failure, told once.
 
@@ -79,6 +82,7 @@ class TransportError(OpsError):
     def __init__(
         self, what: str, *, where: str = "", fix: str = "", kind: str = "transport", lost: bool = False
     ) -> None:
+        fix = fix or (f"a run goes on without us; {AGAIN}" if lost else "")
         super().__init__(what, exit_code=ExitCode.UNREACHABLE, kind=kind, where=where, fix=fix)
         self.lost = lost
         """True where an open conversation broke: worth another try. False where trying again changes nothing."""

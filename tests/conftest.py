@@ -18,9 +18,9 @@ pytest_plugins = ["tests.rig.plugin"]
 
 HERE = Path(__file__).parent
 # what breaks first and fastest comes first: everything else in tests/ is unit tests, which come before these
-LATER = ("agent", "deploy", "contract", "rig", "trainer")
+LATER = ("agent", "deploy", "contract", "rig", "faults", "trainer")
 # each test there starts processes of its own: not for the fast first run
-SLOW_FOLDERS = ("agent", "deploy", "contract")
+SLOW_FOLDERS = ("agent", "deploy", "contract", "faults")
 NEVER_SKIPPED_IN_CI = ("rig", "torch")
 
 

@@ -25,6 +25,7 @@ from .frames import (
     encode_data,
     encode_frame,
 )
+from .leftovers import clear_leftovers
 from .lock import Lock, Owner
 from .masking import Masks
 from .orphans import clear_orphans
@@ -188,6 +189,7 @@ class Conversation:
             self._lock_undo = register(self.lock.release)
         if take_from is None:
             clear_orphans(self.work)
+            clear_leftovers(self.work)
         return before
 
     def _lock_lost(self, why: str) -> None:

@@ -52,9 +52,14 @@ def fsync_folder(path: Path) -> None:
         os.close(fd)
 
 
+def temporary(path: Path) -> Path:
+    """Where a new `path` is written first; the pid tells whether its writer still lives (leftovers.py)."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
 def atomic_write(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
     """Writes beside `path`, fsyncs (unless not durable) and renames: readers see the old file or the new one."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    part = temporary(path)
     try:
         with part.open("xb") as file:
             os.fchmod(file.fileno(), mode)
