@@ -26,9 +26,17 @@ del sys.path[0]
 import importlib.metadata, json, platform
 found = {}
 for item in importlib.metadata.distributions():
-    name = item.metadata["Name"]
-    if name and item.version:
-        found.setdefault(name.lower().replace("_", "-").replace(".", "-"), item.version)
+    # item.metadata parses the whole description, twice: three times as long for what stands in two lines
+    text = item.read_text("METADATA") or item.read_text("PKG-INFO") or item.read_text("") or ""
+    told = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if not colon and not line.strip():
+            break
+        if key in ("Name", "Version"):
+            told.setdefault(key, value.strip())
+    if told.get("Name") and told.get("Version"):
+        found.setdefault(told["Name"].lower().replace("_", "-").replace(".", "-"), told["Version"])
 print(json.dumps([platform.python_version(), sys.executable, found]))
 """
 
