@@ -101,9 +101,11 @@ class Part:
                     merged.append((start, end))
             self._have = merged
             record = {"size": self.item.size, "sha256": self.item.sha256, "have": merged}
-            temporary = self._map.with_name(f"{self._map.name}.tmp")
-            temporary.write_text(json.dumps(record))
-            temporary.replace(self._map)
+            # on a full disk these bytes are brought once more, later
+            with contextlib.suppress(OSError):
+                temporary = self._map.with_name(f"{self._map.name}.tmp")
+                temporary.write_text(json.dumps(record))
+                temporary.replace(self._map)
 
     def finish(self) -> None:
         """Gives it its name; TransportError `verify` (and nothing is left) when the bytes are not the host's."""
@@ -146,7 +148,10 @@ def fetch(conversation: Conversation, source: Source, run: str, items: Sequence[
         for thread in threads:
             thread.start()
         try:
-            work.serve(conversation)
+            try:
+                work.serve(conversation)
+            except OpsError as error:
+                work.failed(error)
             for thread in threads:
                 thread.join()
         except BaseException:
@@ -184,7 +189,7 @@ class _Work:
             part.finish()
 
     def serve(self, conversation: Conversation) -> None:
-        """Brings pieces until none is left. What another can do when this one breaks is kept for `refuse_rest`."""
+        """Brings pieces until none is left."""
         with self._lock:
             if self._stopped:
                 return
@@ -192,9 +197,6 @@ class _Work:
         try:
             while (piece := self._take()) is not None:
                 self._bring(conversation, *piece)
-        except OpsError as error:
-            with self._lock:
-                self._errors.append(error)
         finally:
             with self._lock:
                 self._open.discard(conversation)
@@ -205,8 +207,12 @@ class _Work:
             with source.conversation() as conversation:
                 self.serve(conversation)
         except Exception as error:  # told to whoever waits for all
-            with self._lock:
-                self._errors.append(error)
+            self.failed(error)
+
+    def failed(self, error: Exception) -> None:
+        """Kept for `refuse_rest`: another may do what this one could not."""
+        with self._lock:
+            self._errors.append(error)
 
     def refuse_rest(self) -> None:
         """Raises what stopped the pieces that are not here. One that broke is no matter where others did its part."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -277,6 +278,29 @@ def test_what_one_broken_conversation_left_is_brought_by_the_others(host: HostFi
     assert (tmp_path / HOME / "model.safetensors").read_bytes() == b"weights" * 1000
     # whichever piece it was
     assert 300 in {offset % 1000 for path, offset in host.sent if path.endswith("model.safetensors")}
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_full_disk_here_ends_all_of_them_and_what_came_is_kept(
+    host: HostFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.streams = 3
+    write, written = os.pwrite, 0
+
+    def until_full(file: int, data: bytes, offset: int) -> int:
+        nonlocal written
+        written += len(data)
+        if written > 5000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", until_full)
+    with pytest.raises(OSError, match="No space left"):
+        bring(host, tmp_path)
+    assert not (tmp_path / HOME).exists()
+    monkeypatch.undo()
+    bring(host, tmp_path)
+    assert (tmp_path / HOME / "model.safetensors").read_bytes() == b"weights" * 1000
 
 
 @pytest.mark.usefixtures("small_pieces")
