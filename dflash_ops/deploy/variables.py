@@ -42,14 +42,14 @@ def _read(name: str, source: str, env: Mapping[str, str]) -> str:
 
 
 def _from_file(name: str, source: str) -> str:
-    path = Path(source.removeprefix(FILE)).expanduser()
+    path = Path(os.path.expanduser(source.removeprefix(FILE)))  # noqa: PTH111 -- an unknown `~user` stays as it is
     try:
         # a pipe that nobody writes to must not hold the command up
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise _refused(name, source, "it is no regular file", "name a file that holds the value alone")
             return file.read(MAX_SECRET + 2).decode().removesuffix("\n")
-    except (OSError, UnicodeDecodeError, RuntimeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise _refused(name, source, why, "name a file that holds the value alone") from error
 

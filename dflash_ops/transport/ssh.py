@@ -5,6 +5,7 @@ since `fabric.Connection.run` joins its buffers quadratically and paramiko never
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import threading
@@ -142,7 +143,8 @@ class SshTransport:
         address = self._ssh.address
         connect_kwargs: dict[str, object] = {}
         if self._ssh.identity_file:
-            connect_kwargs["key_filename"] = str(Path(self._ssh.identity_file).expanduser())
+            # an unknown `~user` stays as it is: there is no such file then
+            connect_kwargs["key_filename"] = os.path.expanduser(self._ssh.identity_file)  # noqa: PTH111
         connection = Connection(
             address,
             user=self._ssh.user,
@@ -195,10 +197,8 @@ class SshTransport:
         return connection
 
     def _check_keys(self, connection: Any, pinned: str | None) -> None:
-        known_hosts = Path(
-            self._ssh.known_hosts
-            or str(connection.ssh_config.get("userknownhostsfile", "~/.ssh/known_hosts")).split()[0]
-        ).expanduser()
+        asked = str(connection.ssh_config.get("userknownhostsfile", "~/.ssh/known_hosts")).split()[0]
+        known_hosts = Path(os.path.expanduser(self._ssh.known_hosts or asked))  # noqa: PTH111
         client = connection.client
         if pinned is None:
             # a pinned key must be that key, whatever known_hosts says

@@ -186,6 +186,23 @@ def test_a_refusal_to_start_that_is_none(lies: Type) -> None:
         assert done.code in (4, 8), done.out
 
 
+def test_key_files_of_strange_names_are_only_names(lies: Type, tmp_path: Path) -> None:
+    for name in (
+        "~nobody-of-that-name/id",
+        "-oProxyCommand=touch evil",
+        "$(touch evil)",
+        "`touch evil` '\"",
+        "x" * 5000,
+    ):
+        quoted = "'" + name.replace("'", "''") + "'"
+        Path("hosts/box.yaml").write_text(
+            f"transport: ssh\nssh: {{address: 127.0.0.1, port: 1, identity_file: {quoted}, known_hosts: {quoted}}}\n"
+        )
+        done = lies("status", "--json")
+        assert (done.code, done.result["exit"]) == (4, 4), done.out
+    assert written(tmp_path) == set()
+
+
 def test_a_folder_of_runs_is_private(lies: Type) -> None:
     """Whatever the umask of the shell."""
     log = b"a line\n"

@@ -87,6 +87,7 @@ def test_sources_of_secrets(tmp_path: Path) -> None:
         f"file:{tmp_path}/long": "characters",
         f"file:{tmp_path}/pipe": "no regular file",
         f"file:{tmp_path}": "",
+        "file:~nobody-of-that-name/x": "No such file",
     }.items():
         with pytest.raises(OpsError) as caught:
             read(source)
