@@ -1,7 +1,8 @@
-"""Children of the supervisor that are it again, with one small thing to do."""
+"""The supervisor's own helpers: children that are it again with one small thing to do, and its log."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import traceback
@@ -41,3 +42,9 @@ def _close(fd: int) -> None:
     except OSError:
         # the one by which the folder was listed
         pass
+
+
+def say(text: str) -> None:
+    """To supervisor.log, which may lie on the full disk that this is about."""
+    with contextlib.suppress(OSError):
+        os.write(1, f"{text}\n".encode())

@@ -8,10 +8,9 @@ lies in notify.json of the run, which is never collected or read out, and is sho
 from __future__ import annotations
 
 import json
-import os
 import signal
+import socket
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +18,12 @@ from typing import Any, Dict, Optional, Set, Tuple
 
 from .accounts import find_account, popen_options
 from .arguments import Arguments
-from .children import fork
+from .children import fork, say
 from .errors import AgentError, ExitCode
 from .files import read_json, write_json
 from .processes import signal_group
 from .pythons import base_environment
+from .runs import RunFolder
 
 FILE = "notify.json"
 COMMAND_TIME_S = 10.0
@@ -76,18 +76,35 @@ def _is_text(value: object) -> bool:
 class Notifier:
     """The supervisor's side: one child for each event."""
 
-    def __init__(self, folder: Path, record: Dict[str, Any]) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._record = record
         self.children: Set[int] = set()
 
-    def tell(self, event: Dict[str, Any]) -> None:
+    def tell(self, event: str, reason: str) -> None:
+        """At once, and never to the harm of the run: whatever goes wrong is said in supervisor.log."""
         try:
-            notify = Notify.of_run(self._folder)
+            notify = Notify.of_run(self._folder.path)
             if notify is not None:
-                self.children.add(fork(lambda: _deliver(notify, event, self._record)))
-        except (OSError, AgentError) as error:
-            _say(f"nobody was told of {event['event']}: {error}")
+                facts, record = self._facts(event, reason), self._folder.record()
+                self.children.add(fork(lambda: _deliver(notify, facts, record)))
+        except Exception as error:
+            say(f"nobody was told of {event}: {type(error).__name__}: {error}")
+
+    def _facts(self, event: str, reason: str) -> Dict[str, Any]:
+        known = self._folder.summary()
+        last, state, host = known["last"] or {}, known["state"], socket.gethostname()
+        return {
+            "v": 1,
+            "event": event,
+            "time": time.time(),
+            "host": host,
+            **{key: known[key] for key in ("run", "playbook", "release", "state", "devices")},
+            "step": last.get("step"),
+            "loss": last.get("loss"),
+            "reason": reason or None,
+            "starts_again": self._folder.starts_again,
+            "text": f"run {self._folder.run} on {host}: {state}" + (f", {reason}" if reason else ""),
+        }
 
     def reaped(self, pid: int) -> None:
         self.children.discard(pid)
@@ -117,12 +134,12 @@ def _run(command: Tuple[str, ...], data: bytes, record: Dict[str, Any]) -> None:
     try:
         process.communicate(data, timeout=COMMAND_TIME_S)
     except subprocess.TimeoutExpired:
-        _say(f"notify: {command[0]} was killed: it took more than {COMMAND_TIME_S:g} s")
+        say(f"notify: {command[0]} was killed: it took more than {COMMAND_TIME_S:g} s")
     finally:
         signal_group(process.pid, signal.SIGKILL)
         process.wait()
     if process.returncode > 0:
-        _say(f"notify: {command[0]} ended with exit code {process.returncode}")
+        say(f"notify: {command[0]} ended with exit code {process.returncode}")
 
 
 def _post(url: str, data: bytes) -> None:
@@ -131,7 +148,7 @@ def _post(url: str, data: bytes) -> None:
         if problem is None:
             return
         if pause is None or not worth_it:
-            _say(f"notify: the webhook was not reached: {problem}")
+            say(f"notify: the webhook was not reached: {problem}")
             return
         time.sleep(pause)
 
@@ -154,11 +171,3 @@ def _try_to_post(url: str, data: bytes) -> Tuple[Optional[str], bool]:
         return getattr(reason, "strerror", None) or type(reason).__name__, True
     except Exception as error:
         return type(error).__name__, False
-
-
-def _say(text: str) -> None:
-    """To supervisor.log; a full disk is no reason to fail."""
-    try:
-        os.write(sys.stderr.fileno(), f"{text}\n".encode())
-    except OSError:
-        pass

@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any, Callable, Dict, Optional
 
 from . import cgroup
 from .accounts import find_account, popen_options
+from .children import say
 from .errors import AgentError
 from .files import read_json, write_json
 from .joblog import JobLog
@@ -66,7 +66,7 @@ class Supervisor:
         self._secrets: Dict[str, str] = {}
         self._log = JobLog(folder.log, self._policy)
         self._watch = Watch(folder.metrics, stall_s=self._policy.stall_s, first_step_s=self._policy.first_step_s)
-        self._notifier = Notifier(folder.path, self._record)
+        self._notifier = Notifier(folder)
         self._trouble: Optional[Trouble] = None
         self._end_at = 0.0
         self._pid = 0
@@ -87,7 +87,7 @@ class Supervisor:
             self._start()
         except (OSError, AgentError, subprocess.SubprocessError) as error:
             write_exit(self._folder, RunState.FAILED, error=str(error))
-            self._tell("ended", f"could not start: {error}")
+            self._notifier.tell("ended", f"could not start: {error}")
             self._wait_for_notices(wake)
             return
         while self._status is None:
@@ -103,29 +103,9 @@ class Supervisor:
         restart = Restart(self._folder, self._secrets, self._agent_file)
         self._finish(self._status, (cgroup.oom_kills() or 0) - kills_before, restart)
         # told after exit.json, before a restart that may wait for long
-        self._tell("ended", "" if self._trouble is None else self._trouble.what)
+        self._notifier.tell("ended", str(((self._folder.ended() or {}).get("reason") or {}).get("what", "")))
         restart.carry_out(lambda: self._stopped_meanwhile(wake))
         self._wait_for_notices(wake)
-
-    def _tell(self, event: str, reason: str) -> None:
-        """Somebody far away, if the host's file names one."""
-        known = self._folder.summary()
-        last = known["last"] or {}
-        state, host = known["state"], socket.gethostname()
-        self._notifier.tell(
-            {
-                "v": 1,
-                "event": event,
-                "time": time.time(),
-                "host": host,
-                **{key: known[key] for key in ("run", "playbook", "release", "state", "devices")},
-                "step": last.get("step"),
-                "loss": last.get("loss"),
-                "reason": reason or None,
-                "starts_again": self._folder.starts_again,
-                "text": f"run {self._folder.run} on {host}: {state}" + (f", {reason}" if reason else ""),
-            }
-        )
 
     def _wait_for_notices(self, wake: int) -> None:
         """A unit that ends takes them along. The run has ended, whatever they do."""
@@ -210,7 +190,7 @@ class Supervisor:
         try:
             write_json(self._folder.state_file, state, durable=False)
         except OSError as error:
-            _say(f"state.json: {error}")
+            say(f"state.json: {error}")
 
     def _look_for_stop(self) -> None:
         asked = read_json(self._folder.stop_file)
@@ -244,10 +224,10 @@ class Supervisor:
                 self._ask_to_stop(self._policy.grace_s)
 
     def _note_trouble(self, trouble: Trouble) -> None:
-        _say(trouble.what)
+        say(trouble.what)
         with contextlib.suppress(OSError):
             WorkDir(self._folder.root).record(trouble.kind, run=self._folder.run, what=trouble.what, step=trouble.step)
-        self._tell(trouble.kind, trouble.what)
+        self._notifier.tell(trouble.kind, trouble.what)
 
     def _keep_deadline(self) -> None:
         if self._stop_deadline is not None and time.monotonic() > self._stop_deadline and not self._forced:
@@ -259,7 +239,7 @@ class Supervisor:
             look()
         except OSError as error:
             # the run is worth more than the room
-            _say(f"checkpoints: {error}")
+            say(f"checkpoints: {error}")
 
     def _reap(self) -> None:
         """Collects every child that has ended: the job, and orphans of its."""
@@ -300,7 +280,7 @@ class Supervisor:
                 self._beat()
                 self._sleep(wake)
             if self._log.pump is not None:
-                _say(f"the log was not at its end after {patience_s:g} s")
+                say(f"the log was not at its end after {patience_s:g} s")
                 hurry()
 
     def _finish(self, status: int, oom_kills: int, restart: Restart) -> None:
@@ -317,7 +297,7 @@ class Supervisor:
                 return
             except OSError as error:
                 # without exit.json the run would count as lost: wait for room
-                _say(f"exit.json: {error}")
+                say(f"exit.json: {error}")
                 time.sleep(_BEAT_S)
 
     def _last_trouble(self, code: Optional[int]) -> Optional[Trouble]:
@@ -328,12 +308,6 @@ class Supervisor:
                 self._note_trouble(self._trouble)
         stalled = self._trouble is not None and self._trouble.kind != NON_FINITE
         return None if stalled and code == 0 else self._trouble
-
-
-def _say(text: str) -> None:
-    """To supervisor.log, which may lie on the full disk that this is about."""
-    with contextlib.suppress(OSError):
-        os.write(1, f"{text}\n".encode())
 
 
 def detach() -> None:
