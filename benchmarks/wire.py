@@ -341,8 +341,10 @@ def latency(place: Place, session: Session, run: str, folder: Path, lines: int) 
 
 def measure(place: Place, steps: Steps, quick: bool) -> None:
     desk = Desk(Path(tempfile.mkdtemp(dir=place.folder)))
-    desk.write_playbook()
-    desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 5000})
+    # the others do not wait for the run's first steps either
+    at_once = {"probation_steps": 0}
+    desk.write_playbook(run=at_once)
+    desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 5000}, run=at_once)
     our_deploys(place, desk, 1 if quick else 3)
     other_deploys(place, steps, "fabric", by_fabric, 1)
     if not (quick and place.rtt_ms):
