@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dflash_ops.release import syntax_probe
 from dflash_ops.release.errors import ReleaseError
 from dflash_ops.release.finding import Finding, Severity
+from dflash_ops.release.program import Program
 from dflash_ops.release.resolve import Module
 from dflash_ops.release.rules import RULES, Hit, Rule
 from dflash_ops.release.suppress import Allowances
+from dflash_ops.release.threads import Threads
 
 _PROBE_TIMEOUT_S = 120
+_TOO_DEEP = "an expression in it is nested too deep"
 
 
 def check(tree: Path, *, python: str | None) -> list[Finding]:
@@ -28,13 +31,15 @@ def check(tree: Path, *, python: str | None) -> list[Finding]:
     files = [path for path in sorted(tree.rglob("*.py")) if path.is_file()]
     errors = _local_errors(files) if python is None else _foreign_errors(files, python)
     findings: list[Finding] = []
+    sources: dict[str, bytes] = {}
     for file in files:
         path = file.relative_to(tree).as_posix()
         if file in errors:
             line, message = errors[file]
             findings.append(_syntax(path, line, message, python))
         else:
-            findings += _rules(file.read_bytes(), path)
+            sources[path] = file.read_bytes()
+    findings += _rules(sources)
     return sorted(findings, key=lambda finding: (finding.path, finding.line, finding.rule))
 
 
@@ -50,16 +55,30 @@ def _syntax(path: str, line: int, message: str, python: str | None) -> Finding:
     )
 
 
-def _rules(data: bytes, path: str) -> list[Finding]:
-    error = syntax_probe.compile_error(data, path)
-    if error is not None:
-        return [_not_checked(path, int(error[0]), f"this Python does not compile it ({error[1]})")]
-    try:
-        module = Module.parse(data)
-        allowances = Allowances.read(data)
-        return [_finding(rule, hit, path, allowances) for rule in RULES for hit in rule.find(module)]
-    except RecursionError:
-        return [_not_checked(path, 0, "an expression in it is nested too deep")]
+def _rules(sources: Mapping[str, bytes]) -> list[Finding]:
+    findings: list[Finding] = []
+    modules: dict[str, Module] = {}
+    allowances: dict[str, Allowances] = {}
+    for path, data in sources.items():
+        error = syntax_probe.compile_error(data, path)
+        if error is not None:
+            findings.append(_not_checked(path, int(error[0]), f"this Python does not compile it ({error[1]})"))
+            continue
+        try:
+            modules[path] = Module.parse(data)
+        except RecursionError:
+            findings.append(_not_checked(path, 0, _TOO_DEEP))
+            continue
+        allowances[path] = Allowances.read(data)
+    threads = Threads(Program(modules))
+    for path, module in modules.items():
+        try:
+            hits = [(rule, hit) for rule in RULES for hit in rule.find(module, threads)]
+        except RecursionError:
+            findings.append(_not_checked(path, 0, _TOO_DEEP))
+            continue
+        findings += [_finding(rule, hit, path, allowances[path]) for rule, hit in hits]
+    return findings
 
 
 def _not_checked(path: str, line: int, reason: str) -> Finding:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from dflash_ops.release.scopes import (
     Binding,
     Definition,
+    Element,
     Function,
     Imported,
     Scope,
@@ -20,7 +22,7 @@ _IMPORTERS = {"importlib.import_module", "builtins.__import__"}
 _MAX_DEPTH = 20  # of aliases of aliases: more is a cycle
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Module:
     """One parsed file. Nothing of it is imported or run."""
 
@@ -34,11 +36,28 @@ class Module:
         tree = ast.parse(source)
         return cls(tree, build_scopes(tree))
 
-    def nodes(self) -> Iterator[ast.AST]:
-        return ast.walk(self.tree)
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
 
-    def calls(self) -> Iterator[ast.Call]:
-        return (node for node in self.nodes() if isinstance(node, ast.Call))
+    @cached_property
+    def calls(self) -> list[ast.Call]:
+        return [node for node in self.nodes if isinstance(node, ast.Call)]
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """Every identifier, attribute and imported name of the file."""
+        found: set[str] = set()
+        for node in self.nodes:
+            if isinstance(node, ast.Name):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                found.add(node.attr)
+            elif isinstance(node, ast.alias):
+                found.add(node.name)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module)
+        return frozenset(found)
 
     def name(self, node: ast.expr) -> str | None:
         """The dotted name, from the top-level package on, that `node` refers to (`torch.compile`, or
@@ -78,6 +97,10 @@ class Module:
             node = bindings[0]
         return node
 
+    def iterables(self, node: ast.Name) -> list[ast.expr]:
+        """What a name runs over, where it is a loop variable."""
+        return [each.iterable for each in self.scopes[node].lookup(node.id) if isinstance(each, Element)]
+
     def definitions(self, node: ast.expr) -> list[Definition]:
         """The functions and classes of this file that a name may refer to."""
         node = self.value(node)
@@ -87,6 +110,11 @@ class Module:
             return []
         kinds = (*_FUNCTIONS, ast.ClassDef)
         return [found for found in self.scopes[node].lookup(node.id) if isinstance(found, kinds)]
+
+    def method_owner(self, function: Function) -> ast.ClassDef | None:
+        """The class in whose body a function is defined."""
+        around = self.scopes[function].node
+        return around if isinstance(around, ast.ClassDef) else None
 
     def functions_around(self, node: ast.AST) -> Iterator[Function]:
         """The functions that must run for `node` to be evaluated, from the inside out."""

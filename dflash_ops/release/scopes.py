@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -16,12 +17,27 @@ class Imported:
     name: str
 
 
+@dataclass(frozen=True, eq=False)
+class Parameter:
+    """What the callers of `function` give for its parameter `name`."""
+
+    function: Function
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Element:
+    """Some of what `iterable` holds: a loop variable, a part of an unpacked value."""
+
+    iterable: ast.expr
+
+
 @dataclass(frozen=True)
 class Unknown:
-    """Bound to something that the file does not show (a parameter, a loop variable)."""
+    """Bound to something that the file does not show."""
 
 
-Binding = Imported | Unknown | ast.expr | Definition
+Binding = Imported | Parameter | Element | Unknown | ast.expr | Definition
 
 
 @dataclass(eq=False)
@@ -38,13 +54,18 @@ class Scope:
 
     def lookup(self, name: str) -> list[Binding]:
         """What `name` is bound to where it is read in this scope; empty: a builtin, or nothing."""
+        scope = self.find(name)
+        return scope.bindings[name] if scope is not None else []
+
+    def find(self, name: str) -> Scope | None:
+        """The scope that binds the `name` that is read in this one."""
         scope: Scope | None = self.elsewhere.get(name, self)
         while scope is not None:
             visible = scope is self or not isinstance(scope.node, ast.ClassDef)
             if visible and name in scope.bindings:
-                return scope.bindings[name]
+                return scope
             scope = scope.parent
-        return []
+        return None
 
     @property
     def module(self) -> Scope:
@@ -84,7 +105,7 @@ class _Builder:
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
         for argument in every:
             if argument is not None:
-                inner.bind(argument.arg, Unknown())
+                inner.bind(argument.arg, Parameter(node, argument.arg))
         # defaults, annotations and decorators are evaluated outside
         self.visit_in(arguments, scope)
         if isinstance(node, ast.Lambda):
@@ -127,25 +148,28 @@ class _Builder:
             self._assign(node.target, node.value, _outside_comprehension(scope))
         elif isinstance(node, ast.withitem) and node.optional_vars is not None:
             self._assign(node.optional_vars, node.context_expr, scope)
-        elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension, ast.AugAssign)):
+        elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+            self._assign(node.target, Element(node.iter), scope)
+        elif isinstance(node, ast.AugAssign):
             self._assign(node.target, None, scope)
         elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
             scope.bind(node.name, Unknown())
         elif isinstance(node, ast.MatchMapping) and node.rest:
             scope.bind(node.rest, Unknown())
 
-    def _assign(self, target: ast.expr, value: ast.expr | None, scope: Scope) -> None:
+    def _assign(self, target: ast.expr, value: ast.expr | Element | None, scope: Scope) -> None:
         if isinstance(target, ast.Name):
             scope.bind(target.id, value if value is not None else Unknown())
         elif isinstance(target, (ast.Tuple, ast.List)):
-            values: list[ast.expr | None] = [None] * len(target.elts)
+            part_of = Element(value) if isinstance(value, ast.expr) else value
+            values: Sequence[ast.expr | Element | None] = [part_of] * len(target.elts)
             if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
                 starred = any(isinstance(part, ast.Starred) for part in [*target.elts, *value.elts])
-                values = values if starred else list(value.elts)
+                values = values if starred else value.elts
             for part, part_value in zip(target.elts, values, strict=True):
                 self._assign(part, part_value, scope)
         elif isinstance(target, ast.Starred):
-            self._assign(target.value, None, scope)
+            self._assign(target.value, value if isinstance(value, Element) else None, scope)
 
 
 def _owner(name: str, scope: Scope) -> Scope:

@@ -10,7 +10,7 @@ from dflash_ops.release.scopes import Function
 
 _METHODS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # callable -> position and keyword of the function that it runs in a thread
-_STARTERS: dict[str, tuple[int, str]] = {
+STARTERS: dict[str, tuple[int, str]] = {
     "threading.Thread": (1, "target"),
     "threading.Timer": (1, "function"),
     "_thread.start_new_thread": (0, "function"),
@@ -19,7 +19,7 @@ _STARTERS: dict[str, tuple[int, str]] = {
     "concurrent.futures.thread.ThreadPoolExecutor": (2, "initializer"),
     "multiprocessing.pool.ThreadPool": (1, "initializer"),
 }
-_PROCESS_POOLS = {"concurrent.futures.ProcessPoolExecutor", "concurrent.futures.process.ProcessPoolExecutor"}
+PROCESS_POOLS = frozenset({"concurrent.futures.ProcessPoolExecutor", "concurrent.futures.process.ProcessPoolExecutor"})
 
 
 def worker_functions(module: Module) -> frozenset[Function]:
@@ -34,7 +34,7 @@ def worker_functions(module: Module) -> frozenset[Function]:
 class _Search:
     def __init__(self, module: Module) -> None:
         self.module = module
-        self.classes = [node for node in module.nodes() if isinstance(node, ast.ClassDef)]
+        self.classes = [node for node in module.nodes if isinstance(node, ast.ClassDef)]
 
     def closure(self) -> frozenset[Function]:
         found: set[Function] = set()
@@ -54,7 +54,7 @@ class _Search:
         for owner in self.classes:
             if self._is_thread(owner):
                 yield from _methods(owner, "run")
-        for call in self.module.calls():
+        for call in self.module.calls:
             for target in self._targets(call):
                 yield from self._functions(target)
 
@@ -81,24 +81,24 @@ class _Search:
 
     def _starter(self, call: ast.Call) -> tuple[int, str] | None:
         name = self.module.name(call.func)
-        if name in _STARTERS:
-            return _STARTERS[name]
+        if name in STARTERS:
+            return STARTERS[name]
         if any(isinstance(made, ast.ClassDef) and self._is_thread(made) for made in self.module.definitions(call.func)):
-            return _STARTERS["threading.Thread"]
+            return STARTERS["threading.Thread"]
         called = call.func.attr if isinstance(call.func, ast.Attribute) else (name or "").rpartition(".")[2]
         if called == "__init__":  # super().__init__(target=...), Thread.__init__(self, target=...)
             owner = self.module.class_around(call)
             return (len(call.args), "target") if owner is not None and self._is_thread(owner) else None
-        if called == "submit" and not self._made_by(call, _PROCESS_POOLS):
+        if called == "submit" and not self._made_by(call, PROCESS_POOLS):
             return (0, "fn")
-        if called == "map" and self._made_by(call, set(_STARTERS)):
+        if called == "map" and self._made_by(call, frozenset(STARTERS)):
             return (0, "fn")
         if called == "run_in_executor":
             return (1, "func")
         # a Thread subclass of another file
-        return _STARTERS["threading.Thread"] if called.endswith("Thread") else None
+        return STARTERS["threading.Thread"] if called.endswith("Thread") else None
 
-    def _made_by(self, call: ast.Call, makers: set[str]) -> bool:
+    def _made_by(self, call: ast.Call, makers: frozenset[str]) -> bool:
         """Whether the object whose method is called was made by one of `makers`."""
         if not isinstance(call.func, ast.Attribute):
             return False

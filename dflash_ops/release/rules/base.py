@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dflash_ops.release.finding import Severity
 from dflash_ops.release.resolve import Module
+from dflash_ops.release.threads import Threads
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,11 @@ class Hit:
 
 @dataclass(frozen=True)
 class Rule:
+    """`find` gets one file, and what the release that it belongs to runs in threads."""
+
     id: str
-    find: Callable[[Module], Iterable[Hit]]
+    find: Callable[[Module, Threads], Iterable[Hit]]
 
 
-def hit_at(node: ast.expr, severity: Severity, why: str, fix: str) -> Hit:
+def hit_at(node: ast.expr | ast.stmt, severity: Severity, why: str, fix: str) -> Hit:
     return Hit(severity, node.lineno, node.end_lineno or node.lineno, why, fix)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dflash_ops.release.finding import Severity
 from dflash_ops.release.resolve import Module, is_none
 from dflash_ops.release.rules.base import Hit, Rule, hit_at
+from dflash_ops.release.threads import Threads
 
 _FIX = (
     "drop mode and put it into the options: "
@@ -16,8 +17,8 @@ _FIX = (
 _MAX_DEPTH = 5  # partial of partial
 
 
-def find(module: Module) -> Iterator[Hit]:
-    for call in module.calls():
+def find(module: Module, _threads: Threads) -> Iterator[Hit]:
+    for call in module.calls:
         compiled = _inner(module, call)
         before = None if compiled is None else _bound(module, compiled)
         if before is None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dflash_ops.release.finding import Severity
 from dflash_ops.release.resolve import Module, text
 from dflash_ops.release.rules.base import Hit, Rule, hit_at
+from dflash_ops.release.threads import Threads
 
 _CALLS = {f"torch._C.{name}" for name in ("_stash_obj_in_tls", "_is_key_in_tls", "_get_obj_in_tls")}
 _LOCAL = "torch._inductor.cudagraph_trees.local"
@@ -27,8 +28,8 @@ _FIX = (
 )
 
 
-def find(module: Module) -> Iterator[Hit]:
-    for node in module.nodes():
+def find(module: Module, _threads: Threads) -> Iterator[Hit]:
+    for node in module.nodes:
         if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)):
             continue
         if _uses_stash(module, node):
