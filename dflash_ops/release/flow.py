@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from dflash_ops.release.fields import fields_of
 from dflash_ops.release.program import Program
 from dflash_ops.release.resolve import Module
-from dflash_ops.release.scopes import Binding, Element, Function, Imported, Parameter
+from dflash_ops.release.scopes import Binding, Element, Function, Imported, Parameter, own_nodes
+from dflash_ops.release.sites import Site, handed_over
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _METHODS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -52,23 +54,6 @@ class Private:
 Value = Function | ast.ClassDef | Instance | Compiled | Private
 
 
-@dataclass(frozen=True)
-class Site:
-    """One place that calls a function: what it gives."""
-
-    module: Module
-    positional: tuple[ast.expr, ...]
-    keywords: dict[str, ast.expr]
-
-
-@dataclass
-class _Fields:
-    """What is assigned to the attributes of a class's objects, and into the containers in them."""
-
-    values: dict[str, list[ast.expr]] = field(default_factory=dict)
-    elements: dict[str, list[ast.expr]] = field(default_factory=dict)
-
-
 class Flow:
     """Built once for a program. Costs about as much as parsing it."""
 
@@ -85,7 +70,7 @@ class Flow:
             for base in found:
                 if program.is_test(program.homes[base]) or not program.is_test(program.homes[owner]):
                     self._subclasses.setdefault(base, []).append(owner)
-        self._fields = {owner: self._fields_of(owner) for owner in program.classes}
+        self._fields = {owner: fields_of(owner) for owner in program.classes}
         self._returns: dict[Function, list[ast.expr]] = {
             function: [
                 node.value for node in own_nodes(function) if isinstance(node, ast.Return) and node.value is not None
@@ -437,21 +422,6 @@ class Flow:
                 return each
         return None
 
-    def _fields_of(self, owner: ast.ClassDef) -> _Fields:
-        found = _Fields()
-        for part in owner.body:
-            if isinstance(part, ast.Assign):
-                for target in part.targets:
-                    if isinstance(target, ast.Name):
-                        found.values.setdefault(target.id, []).append(part.value)
-            elif isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name) and part.value is not None:
-                found.values.setdefault(part.target.id, []).append(part.value)
-            elif isinstance(part, _METHODS):
-                own = (part.args.posonlyargs + part.args.args)[:1]
-                if own:
-                    _note_fields(part, own[0].arg, found)
-        return found
-
     def _leaves(self, module: Module, call: ast.Call) -> bool:
         """Whether it calls another library, and hands no function over."""
         dotted = module.name(call.func)
@@ -480,32 +450,6 @@ class Flow:
                 yield function, handed
 
 
-def handed_over(module: Module, call: ast.Call) -> Iterator[tuple[ast.expr, Site]]:
-    """A function that this call gets together with the arguments for it: partials, threads, pools."""
-    name = module.name(call.func)
-    if (name == "functools.partial" and call.args) or (
-        isinstance(call.func, ast.Attribute) and call.func.attr == "submit" and call.args
-    ):
-        keywords = {each.arg: each.value for each in call.keywords if each.arg}
-        yield call.args[0], Site(module, tuple(call.args[1:]), keywords)
-    else:
-        given = {each.arg: each.value for each in call.keywords if each.arg}
-        if "target" in given and ("args" in given or "kwargs" in given):
-            positional = module.value(given["args"]) if "args" in given else None
-            listed = tuple(positional.elts) if isinstance(positional, (ast.Tuple, ast.List)) else ()
-            yield given["target"], Site(module, listed, module.items(given["kwargs"]) if "kwargs" in given else {})
-
-
-def own_nodes(function: Function) -> Iterator[ast.AST]:
-    """The nodes that run when `function` runs: not the bodies of functions and classes inside it."""
-    waiting: list[ast.AST] = [function.body] if isinstance(function, ast.Lambda) else list(function.body)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-            waiting.extend(ast.iter_child_nodes(node))
-
-
 def _alternatives(node: ast.expr) -> list[ast.expr]:
     """The expressions one of which `node` is."""
     if isinstance(node, ast.IfExp):
@@ -529,35 +473,3 @@ def _annotation_parts(node: ast.expr) -> list[ast.expr]:
 
 def _starred(given: Iterable[ast.expr]) -> bool:
     return any(isinstance(each, ast.Starred) for each in given)
-
-
-def _note_fields(method: ast.FunctionDef | ast.AsyncFunctionDef, own: str, found: _Fields) -> None:
-    for node in own_nodes(method):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                _note_target(target, node.value, own, found)
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            _note_target(node.target, node.value, own, found)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-            held = _own_attribute(node.func.value, own)
-            if held is not None and node.func.attr in {"append", "add", "setdefault"}:
-                found.elements.setdefault(held, []).append(node.args[-1])
-
-
-def _note_target(target: ast.expr, value: ast.expr, own: str, found: _Fields) -> None:
-    held = _own_attribute(target, own)
-    if held is not None:
-        found.values.setdefault(held, []).append(value)
-    elif isinstance(target, ast.Subscript):
-        held = _own_attribute(target.value, own)
-        if held is not None:
-            found.elements.setdefault(held, []).append(value)
-    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-        for part, part_value in zip(target.elts, value.elts, strict=True):
-            _note_target(part, part_value, own, found)
-
-
-def _own_attribute(node: ast.expr, own: str) -> str | None:
-    """`self.x` gives x."""
-    plain = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == own
-    return node.attr if plain else None  # type: ignore[attr-defined]

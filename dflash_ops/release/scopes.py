@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -77,6 +77,16 @@ def build_scopes(tree: ast.Module) -> dict[ast.AST, Scope]:
     builder = _Builder()
     builder.visit_in(tree, Scope(tree, None))
     return builder.scopes
+
+
+def own_nodes(function: Function) -> Iterator[ast.AST]:
+    """The nodes that run when `function` runs: not the bodies of functions and classes inside it."""
+    waiting: list[ast.AST] = [function.body] if isinstance(function, ast.Lambda) else list(function.body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            waiting.extend(ast.iter_child_nodes(node))
 
 
 class _Builder:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from dflash_ops.release.flow import Compiled, Flow, Instance, own_nodes
+from dflash_ops.release.flow import Compiled, Flow, Instance
 from dflash_ops.release.gates import Gates
 from dflash_ops.release.program import Program
 from dflash_ops.release.resolve import Module
-from dflash_ops.release.scopes import Function
-from dflash_ops.release.workers import PROCESS_POOLS, STARTERS
+from dflash_ops.release.scopes import Function, own_nodes
+from dflash_ops.release.workers import thread_targets
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _SETS_DEVICE = {"torch.cuda.set_device", "torch.cuda.device", "torch.accelerator.set_device_index"}
@@ -127,31 +127,12 @@ class Threads:
         return frozenset(each for owner in direct for each in [owner, *self.flow.below(owner)])
 
     def _targets(self, module: Module, call: ast.Call) -> list[ast.expr]:
-        name = module.name(call.func)
-        place = STARTERS.get(name or "")
-        called = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        if place is None and any(made in self.thread_classes for made in self._classes(module, call.func)):
-            place = STARTERS["threading.Thread"]
-        if place is None and called == "__init__" and module.class_around(call) in self.thread_classes:
-            place = (len(call.args), "target")
-        if place is None and called == "submit" and not self._made_by(module, call, PROCESS_POOLS):
-            place = (0, "fn")
-        if place is None and called == "map" and self._made_by(module, call, frozenset(STARTERS)):
-            place = (0, "fn")
-        if place is None and called == "run_in_executor":
-            place = (1, "func")
-        if place is None:
-            return []
-        position, keyword = place
-        given = module.keywords(call)
-        return [given[keyword]] if keyword in given else call.args[position : position + 1]
-
-    def _classes(self, module: Module, node: ast.expr) -> list[ast.ClassDef]:
-        return [each for each in self.flow.values(module, node) if isinstance(each, ast.ClassDef)]
-
-    def _made_by(self, module: Module, call: ast.Call, makers: frozenset[str]) -> bool:
-        made = module.value(call.func.value) if isinstance(call.func, ast.Attribute) else None
-        return isinstance(made, ast.Call) and module.name(made.func) in makers
+        return thread_targets(
+            module,
+            call,
+            makes_thread=lambda made: not self.thread_classes.isdisjoint(self.flow.values(module, made)),
+            is_thread=self.thread_classes.__contains__,
+        )
 
     # -- what is reached
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from dflash_ops.release.resolve import Module
 from dflash_ops.release.scopes import Function
 
 _METHODS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # callable -> position and keyword of the function that it runs in a thread
-STARTERS: dict[str, tuple[int, str]] = {
+_STARTERS: dict[str, tuple[int, str]] = {
     "threading.Thread": (1, "target"),
     "threading.Timer": (1, "function"),
     "_thread.start_new_thread": (0, "function"),
@@ -19,7 +19,7 @@ STARTERS: dict[str, tuple[int, str]] = {
     "concurrent.futures.thread.ThreadPoolExecutor": (2, "initializer"),
     "multiprocessing.pool.ThreadPool": (1, "initializer"),
 }
-PROCESS_POOLS = frozenset({"concurrent.futures.ProcessPoolExecutor", "concurrent.futures.process.ProcessPoolExecutor"})
+_PROCESS_POOLS = frozenset({"concurrent.futures.ProcessPoolExecutor", "concurrent.futures.process.ProcessPoolExecutor"})
 
 
 def worker_functions(module: Module) -> frozenset[Function]:
@@ -29,6 +29,51 @@ def worker_functions(module: Module) -> frozenset[Function]:
     Leans towards "worker": a method is found by its name where its object's class is not known.
     """
     return _Search(module).closure()
+
+
+def thread_targets(
+    module: Module,
+    call: ast.Call,
+    *,
+    makes_thread: Callable[[ast.expr], bool],
+    is_thread: Callable[[ast.ClassDef], bool],
+) -> list[ast.expr]:
+    """The expressions that `call` has run in a thread. `makes_thread`: whether a callee is a Thread class of the files
+    at hand; `is_thread`: whether a class is one."""
+    place = _starter(module, call, makes_thread, is_thread)
+    if place is None:
+        return []
+    position, keyword = place
+    given = module.keywords(call)
+    return [given[keyword]] if keyword in given else call.args[position : position + 1]
+
+
+def _starter(
+    module: Module, call: ast.Call, makes_thread: Callable[[ast.expr], bool], is_thread: Callable[[ast.ClassDef], bool]
+) -> tuple[int, str] | None:
+    name = module.name(call.func)
+    if name in _STARTERS:
+        return _STARTERS[name]
+    if makes_thread(call.func):
+        return _STARTERS["threading.Thread"]
+    called = call.func.attr if isinstance(call.func, ast.Attribute) else (name or "").rpartition(".")[2]
+    if called == "__init__":  # super().__init__(target=...), Thread.__init__(self, target=...)
+        owner = module.class_around(call)
+        return (len(call.args), "target") if owner is not None and is_thread(owner) else None
+    if called == "submit" and not _made_by(module, call, _PROCESS_POOLS):
+        return (0, "fn")
+    if called == "map" and _made_by(module, call, frozenset(_STARTERS)):
+        return (0, "fn")
+    if called == "run_in_executor":
+        return (1, "func")
+    # a Thread subclass of another file
+    return _STARTERS["threading.Thread"] if called.endswith("Thread") else None
+
+
+def _made_by(module: Module, call: ast.Call, makers: frozenset[str]) -> bool:
+    """Whether the object whose method is called was made by one of `makers`."""
+    made = module.value(call.func.value) if isinstance(call.func, ast.Attribute) else None
+    return isinstance(made, ast.Call) and module.name(made.func) in makers
 
 
 class _Search:
@@ -69,41 +114,14 @@ class _Search:
         )
 
     def _targets(self, call: ast.Call) -> list[ast.expr]:
-        """The expressions that this call has run in a thread."""
-        place = self._starter(call)
-        if place is None:
-            return []
-        position, keyword = place
-        given = self.module.keywords(call)
-        if keyword in given:
-            return [given[keyword]]
-        return call.args[position : position + 1]
-
-    def _starter(self, call: ast.Call) -> tuple[int, str] | None:
-        name = self.module.name(call.func)
-        if name in STARTERS:
-            return STARTERS[name]
-        if any(isinstance(made, ast.ClassDef) and self._is_thread(made) for made in self.module.definitions(call.func)):
-            return STARTERS["threading.Thread"]
-        called = call.func.attr if isinstance(call.func, ast.Attribute) else (name or "").rpartition(".")[2]
-        if called == "__init__":  # super().__init__(target=...), Thread.__init__(self, target=...)
-            owner = self.module.class_around(call)
-            return (len(call.args), "target") if owner is not None and self._is_thread(owner) else None
-        if called == "submit" and not self._made_by(call, PROCESS_POOLS):
-            return (0, "fn")
-        if called == "map" and self._made_by(call, frozenset(STARTERS)):
-            return (0, "fn")
-        if called == "run_in_executor":
-            return (1, "func")
-        # a Thread subclass of another file
-        return STARTERS["threading.Thread"] if called.endswith("Thread") else None
-
-    def _made_by(self, call: ast.Call, makers: frozenset[str]) -> bool:
-        """Whether the object whose method is called was made by one of `makers`."""
-        if not isinstance(call.func, ast.Attribute):
-            return False
-        made = self.module.value(call.func.value)
-        return isinstance(made, ast.Call) and self.module.name(made.func) in makers
+        return thread_targets(
+            self.module,
+            call,
+            makes_thread=lambda made: any(
+                isinstance(each, ast.ClassDef) and self._is_thread(each) for each in self.module.definitions(made)
+            ),
+            is_thread=self._is_thread,
+        )
 
     def _functions(self, node: ast.expr, depth: int = 0) -> list[Function]:
         """The functions of this file that `node` may stand for; a class stands for its `__init__`."""

@@ -1,4 +1,4 @@
-"""A small trainer in threads, in four files, that every rule is content with; and patches that break it one way each."""
+"""A small trainer in threads that every rule is content with, and patches that break it one way each."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ ERRORS = {
         "        for device in range(torch.cuda.device_count()):\n            torch.cuda.synchronize(device)\n",
     ),
     "mark-step-in-thread": (
-        "small/step.py", "        loss = self", "        torch.compiler.cudagraph_mark_step_begin()\n        loss = self",
+        "small/step.py", _IN_CALL, f"        torch.compiler.cudagraph_mark_step_begin()\n{_IN_CALL}",
     ),
     "global-reset-in-worker": ("small/worker.py", _IN_RUN, f"{_IN_RUN}        torch.compiler.reset()\n"),
     "silent-eager": (

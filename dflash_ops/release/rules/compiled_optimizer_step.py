@@ -11,10 +11,11 @@ import re
 from collections.abc import Iterator
 
 from dflash_ops.release.finding import Severity
-from dflash_ops.release.flow import Compiled, own_nodes
+from dflash_ops.release.flow import Compiled
 from dflash_ops.release.resolve import Module
 from dflash_ops.release.rules.base import Hit, Rule, hit_at
 from dflash_ops.release.rules.compile_calls import spelling
+from dflash_ops.release.scopes import own_nodes
 from dflash_ops.release.threads import Threads
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)

@@ -10,11 +10,10 @@ import ast
 from collections.abc import Iterator
 
 from dflash_ops.release.finding import Severity
-from dflash_ops.release.flow import own_nodes
 from dflash_ops.release.resolve import Module
 from dflash_ops.release.rules.base import Hit, Rule, hit_at
 from dflash_ops.release.rules.compile_calls import compiled_by, with_graphs
-from dflash_ops.release.scopes import Element
+from dflash_ops.release.scopes import Element, own_nodes
 from dflash_ops.release.threads import Threads
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)

@@ -10,12 +10,11 @@ import ast
 from collections.abc import Iterator
 
 from dflash_ops.release.finding import Severity
-from dflash_ops.release.flow import own_nodes
 from dflash_ops.release.resolve import Module
 from dflash_ops.release.rules.base import Hit, Rule, hit_at
 from dflash_ops.release.rules.compile_calls import compiled_by, with_graphs
 from dflash_ops.release.rules.config_sets import is_literal
-from dflash_ops.release.scopes import Function, Scope
+from dflash_ops.release.scopes import Function, Scope, own_nodes
 from dflash_ops.release.threads import Threads
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
