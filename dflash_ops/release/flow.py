@@ -22,8 +22,9 @@ _PROPERTIES = {"builtins.property", "functools.cached_property"}
 _COPIES = {"builtins.list", "builtins.tuple", "builtins.set", "builtins.dict", "builtins.sorted", "builtins.reversed"}
 _ZIPS = {"builtins.enumerate", "builtins.zip", "itertools.chain"}
 _ELEMENT_METHODS = {"get", "pop", "setdefault", "popleft"}
-_ROUNDS = 4  # callers found in one round give parameters values in the next
+_ROUNDS = 3  # callers found in one round give parameters values in the next
 _MAX_DEPTH = 60
+_MAX_VALUES = 40  # what may be so many things tells nothing
 _NONE: frozenset[Value] = frozenset()
 
 
@@ -64,9 +65,16 @@ class Flow:
         self._sites: dict[Function | ast.ClassDef, list[Site]] = {}
         self._bases: dict[ast.ClassDef, list[ast.ClassDef]] = {}
         self._subclasses: dict[ast.ClassDef, list[ast.ClassDef]] = {}
+        self._ancestors: dict[ast.ClassDef, list[ast.ClassDef]] = {}
+        self._below: dict[ast.ClassDef, list[ast.ClassDef]] = {}
+        self._methods: dict[ast.ClassDef, dict[str, list[Function]]] = {}
         for owner in program.classes:
             found = [each for base in owner.bases for each in self._classes_named(program.homes[owner], base)]
             self._bases[owner] = found
+            methods = self._methods[owner] = {}
+            for part in owner.body:
+                if isinstance(part, _METHODS):
+                    methods.setdefault(part.name, []).append(part)
             for base in found:
                 if program.is_test(program.homes[base]) or not program.is_test(program.homes[owner]):
                     self._subclasses.setdefault(base, []).append(owner)
@@ -128,19 +136,17 @@ class Flow:
                 yield value
 
     def methods(self, value: Instance, name: str) -> list[Function]:
-        owners = [self._owner_of(value.made_of, name)]
+        owners = [next((each for each in self.ancestors(value.made_of) if name in self._methods[each]), None)]
         if value.open:
             owners += self.below(value.made_of)
         return [
-            each
-            for owner in dict.fromkeys(owners)
-            if owner is not None
-            for each in owner.body
-            if isinstance(each, _METHODS) and each.name == name
+            each for owner in dict.fromkeys(owners) if owner is not None for each in self._methods[owner].get(name, [])
         ]
 
     def ancestors(self, owner: ast.ClassDef) -> list[ast.ClassDef]:
         """The class and its bases, nearest first."""
+        if owner in self._ancestors:
+            return self._ancestors[owner]
         found: dict[ast.ClassDef, None] = {}
         waiting = [owner]
         while waiting:
@@ -148,9 +154,13 @@ class Flow:
             if each not in found:
                 found[each] = None
                 waiting += self._bases.get(each, [])
-        return list(found)
+        self._ancestors[owner] = list(found)
+        return self._ancestors[owner]
 
     def below(self, owner: ast.ClassDef) -> list[ast.ClassDef]:
+        """The subclasses, direct or not; none where they are too many to tell anything."""
+        if owner in self._below:
+            return self._below[owner]
         found: dict[ast.ClassDef, None] = {}
         waiting = list(self._subclasses.get(owner, []))
         while waiting:
@@ -158,7 +168,8 @@ class Flow:
             if each not in found:
                 found[each] = None
                 waiting += self._subclasses.get(each, [])
-        return list(found)
+        self._below[owner] = list(found) if len(found) <= _MAX_VALUES else []
+        return self._below[owner]
 
     def is_property(self, function: Function) -> bool:
         home = self.program.homes[function]
@@ -194,7 +205,7 @@ class Flow:
             self._depth += 1
             try:
                 search = self._element_parts if elements else self._parts
-                known = self._known[key] = frozenset(search(module, node))
+                known = self._known[key] = _few(search(module, node))
             finally:
                 self._depth -= 1
         return known
@@ -416,12 +427,6 @@ class Flow:
             home.name(each) == "builtins.staticmethod" for each in function.decorator_list
         )
 
-    def _owner_of(self, owner: ast.ClassDef, name: str) -> ast.ClassDef | None:
-        for each in self.ancestors(owner):
-            if any(isinstance(part, _METHODS) and part.name == name for part in each.body):
-                return each
-        return None
-
     def _leaves(self, module: Module, call: ast.Call) -> bool:
         """Whether it calls another library, and hands no function over."""
         dotted = module.name(call.func)
@@ -448,6 +453,15 @@ class Flow:
         for target, handed in handed_over(module, call):
             for function in self.run_by(self.values(module, target)):
                 yield function, handed
+
+
+def _few(values: Iterator[Value]) -> frozenset[Value]:
+    found: set[Value] = set()
+    for each in values:
+        found.add(each)
+        if len(found) > _MAX_VALUES:
+            return _NONE
+    return frozenset(found)
 
 
 def _alternatives(node: ast.expr) -> list[ast.expr]:

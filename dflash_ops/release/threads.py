@@ -62,6 +62,16 @@ class Threads:
         return frozenset(place.node for places in self._places.values() for place in places)
 
     @cached_property
+    def spell_graphs(self) -> bool:
+        """Whether any file spells CUDA graphs: a mode, an option, a capture."""
+        return any(
+            (isinstance(node, ast.Constant) and node.value in _GRAPH_WORDS)
+            or (isinstance(node, ast.Attribute) and node.attr == "CUDAGraph")
+            for module in self._program.files.values()
+            for node in module.nodes
+        )
+
+    @cached_property
     def train(self) -> bool:
         """Whether a worker runs a backward, compiles, or calls compiled code."""
         return self.compile or any(
@@ -281,6 +291,7 @@ _ELSEWHERE = (
     "torch.multiprocessing.",
     "weakref.",
 )
+_GRAPH_WORDS = ("reduce-overhead", "max-autotune", "triton.cudagraphs")
 _HINTS = ("threading", "_thread", "submit", "run_in_executor", "to_thread", "ThreadPool")
 
 

@@ -13,10 +13,11 @@ from dflash_ops.release.finding import Severity
 from dflash_ops.release.resolve import Module
 from dflash_ops.release.rules.base import Hit, Rule, hit_at
 from dflash_ops.release.rules.compile_calls import compiled_by, with_graphs
-from dflash_ops.release.scopes import Element, own_nodes
+from dflash_ops.release.scopes import Element, Function, own_nodes
 from dflash_ops.release.threads import Threads
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_WITHS = (ast.With, ast.AsyncWith)
 _METHODS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Loop = ast.For | ast.AsyncFor | ast.While | ast.FunctionDef | ast.AsyncFunctionDef
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
@@ -37,9 +38,9 @@ _FIX = "keep a copy: .detach().clone(), or a number: .item(); backward of each f
 
 
 def find(module: Module, threads: Threads) -> Iterator[Hit]:
-    if not _relevant(module):
+    if not threads.spell_graphs:
         return
-    kept = _Kept(module, threads)
+    kept = _Kept(module, threads, {})
     for loop in module.nodes:
         if isinstance(loop, _COMPREHENSIONS):
             parts = [loop.key, loop.value] if isinstance(loop, ast.DictComp) else [loop.elt]
@@ -49,14 +50,6 @@ def find(module: Module, threads: Threads) -> Iterator[Hit]:
             for node, value in _stores(module, loop):
                 if kept.output(value, loop):
                     yield hit_at(node, Severity.ERROR, _WHY, _FIX)
-
-
-def _relevant(module: Module) -> bool:
-    return (
-        "torch" in module.words
-        or any(word.startswith("torch.") for word in module.words)
-        or bool(module.words & {"compile", "replay"})
-    )
 
 
 def _stores(module: Module, loop: _Loop) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -118,16 +111,13 @@ def _within(node: ast.expr, around: ast.stmt) -> bool:
 
 
 class _Kept:
-    def __init__(self, module: Module, threads: Threads) -> None:
+    def __init__(self, module: Module, threads: Threads, returned: dict[Function, bool]) -> None:
+        """`returned`: what is known of functions, shared by all that look."""
+        self._returns = returned
         self._module = module
         self._threads = threads
-        self._captures = [
-            node
-            for node in module.nodes
-            if "graph" in module.words
-            if isinstance(node, (ast.With, ast.AsyncWith))
-            and any(_is_capture(module, item.context_expr) for item in node.items)
-        ]
+        withs = [node for node in module.nodes if isinstance(node, _WITHS)] if "graph" in module.words else []
+        self._captures = [node for node in withs if any(_is_capture(module, item.context_expr) for item in node.items)]
 
     def fresh(self, node: ast.expr) -> bool:
         """Whether `node`, evaluated again and again, calls for a graph's output each time."""
@@ -166,11 +156,14 @@ class _Kept:
 
     def _returned(self, function: ast.FunctionDef | ast.AsyncFunctionDef, depth: int) -> bool:
         """Whether it gives such an output to its caller."""
-        there = _Kept(self._threads.home(function), self._threads)
-        return any(
-            isinstance(node, ast.Return) and node.value is not None and there._output(node.value, function, depth + 5)
-            for node in own_nodes(function)
-        )
+        if function not in self._returns:
+            self._returns[function] = False  # what a recursion finds
+            there = _Kept(self._threads.home(function), self._threads, self._returns)
+            self._returns[function] = any(
+                isinstance(node, ast.Return) and node.value is not None and there._output(node.value, function, depth)
+                for node in own_nodes(function)
+            )
+        return self._returns[function]
 
     def _bound(self, node: ast.Name, loop: ast.stmt | None, depth: int) -> bool:
         if loop is None:

@@ -31,7 +31,7 @@ _Key = tuple[Scope | ast.ClassDef, str]  # a variable, or an attribute of a clas
 
 
 def find(module: Module, threads: Threads) -> Iterator[Hit]:
-    if "torch" not in module.words and not any(word.startswith("torch.") for word in module.words):
+    if not threads.spell_graphs:
         return
     captured = _captured(module, threads)
     if not captured:
