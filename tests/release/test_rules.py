@@ -316,6 +316,7 @@ THREAD = """\
 import threading
 import torch
 GATE = threading.Lock()
+MODE = "reduce-overhead"
 """
 WORK = f"{THREAD}def main(): threading.Thread(target=work).start()\n"
 
@@ -353,6 +354,16 @@ DRAWS = [
 @pytest.mark.parametrize(("body", "severity"), DRAWS)
 def test_a_draw_from_a_default_generator(tmp_path: Path, body: str, severity: str) -> None:
     assert in_worker(tmp_path, body) == [("default-generator-draw", severity, 1)]
+
+
+def test_without_cuda_graphs_there_is_no_capture_to_break(tmp_path: Path) -> None:
+    head = WORK.replace("reduce-overhead", "default")
+    draw = in_worker(tmp_path, "torch.rand(2, device=device)", head=head)
+    wait = in_worker(tmp_path, "torch.cuda.synchronize()", head=head)
+    assert [draw, wait] == [
+        [("default-generator-draw", "warning", 1)],
+        [("device-synchronize-in-worker", "warning", 1)],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ _WHY_COMPILE = (
 )
 _WHY_CAPTURE = (
     "captures a CUDA graph in a worker thread outside any gate: only one capture may be underway in a process\n"
-    "(torch 2.11: 2 of 4 threads died, 7 of 8 in another run)."
+    "(torch 2.11: 2 of 4 threads died)."
 )
 _WHY_CALL = (
     "the first call compiles, here in a worker thread outside any gate: torch.compile is not thread safe. Up to torch\n"

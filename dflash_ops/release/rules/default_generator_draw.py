@@ -76,7 +76,7 @@ def find(module: Module, threads: Threads) -> Iterator[Hit]:
             if device == "cpu":
                 yield hit_at(call, Severity.WARNING, _WHY_CPU, _FIX)
             elif device != "meta":
-                yield hit_at(call, Severity.ERROR, _WHY, _FIX)
+                yield hit_at(call, Severity.ERROR if threads.spell_graphs else Severity.WARNING, _WHY, _FIX)
 
 
 def _draws(module: Module, call: ast.Call, name: str) -> bool:

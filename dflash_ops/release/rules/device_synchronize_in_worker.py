@@ -28,13 +28,15 @@ _FIX = "wait for this thread's work only: torch.cuda.current_stream(device).sync
 
 
 def find(module: Module, threads: Threads) -> Iterator[Hit]:
+    # where nothing is captured, nothing breaks: it only waits too long
+    severity = Severity.ERROR if threads.spell_graphs else Severity.WARNING
     for place in threads.places(module):
         call = place.node
         if place.gated or not isinstance(call, ast.Call) or module.name(call.func) not in _NAMES:
             continue
         given = [*call.args, *module.keywords(call).values()]
         if any(_one_of_many(module, each) for each in given) or (not given and threads.without_device(place.function)):
-            yield hit_at(call, Severity.ERROR, _WHY_NOT_ITS_OWN, _FIX)
+            yield hit_at(call, severity, _WHY_NOT_ITS_OWN, _FIX)
         elif not given:
             yield hit_at(call, Severity.WARNING, _WHY_OWN, _FIX)
 
