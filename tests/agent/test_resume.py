@@ -60,6 +60,14 @@ def test_the_last_complete_checkpoint_with_the_runs_own_settings(agent: Agent, w
     assert (reply.result["step"], reply.events) == (10, [])
 
 
+def test_after_a_stop_from_the_checkpoint_that_was_asked_for(agent: Agent, staged: Packed) -> None:
+    launch(agent, staged, "one", forever=True)
+    eventually(lambda: "ready" in agent.call("follow", run="one").log)
+    agent.call("stop", run="one", grace_s=20)
+    result = resumable(agent).result
+    assert (result["state"], result["step"]) == ("STOPPED", 1)
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(agent: Agent, work: Path, staged: Packed) -> None:
     launch(agent, staged, "one")
     ended(agent, "one")

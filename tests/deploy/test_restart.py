@@ -60,8 +60,6 @@ def test_whoever_follows_goes_along(desk: Desk) -> None:
     report = (desk.runs / child / "report.md").read_text()
     assert f"- goes on with: {run}, from {parent}/out/checkpoints/step-" in report
     assert "restarting is tested here" in report
-    shown = desk.type("status", "--host", "box", run).err
-    assert f"went on as {child}" in shown
 
 
 def started_again(folder: Path) -> bool:
@@ -75,7 +73,7 @@ def test_why_it_was_not_started_again_is_said(desk: Desk) -> None:
     first, second = done.named("ended")
     assert done.result["run"] == second["run"] != first["run"]
     assert "all 1 restarts are used up" in done.named("not_restarted")[0]["why"]
-    assert len(desk.run("runs").result["runs"]) == 2
+    assert len(list((desk.folder / "work" / "runs").iterdir())) == 2
     # whoever waits for it by its first name waits for what it has become
     waited = desk.run("wait", first["run"])
     assert (waited.code, waited.result["run"], waited.result["state"]) == (8, second["run"], "FAILED")

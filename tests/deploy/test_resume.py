@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_ops.agent.files import digest_of, remove_tree
+from dflash_ops.agent.processes import Mark
 from tests.commands import Desk, eventually
 
 UNPROVEN = ("--skip-canary", "--reason", "resuming is tested here")
@@ -35,7 +36,7 @@ def reboot(desk: Desk, run: str) -> None:
     state = json.loads((host_folder(desk, run) / "state.json").read_text())
     for process in (state["supervisor"], state["job"]):
         os.kill(process["pid"], signal.SIGKILL)
-    eventually(lambda: desk.run("stop", run).result["remaining"] == [])
+    assert Mark.of_run(work, run).kill(patience_s=120) == []
     edit(host_folder(desk, run) / "state.json", boot_id="the boot before")
     for path in (work / "verdicts").glob("*.json"):
         verdict = json.loads(path.read_text())
@@ -45,51 +46,45 @@ def reboot(desk: Desk, run: str) -> None:
         path.with_name(f"{verdict['digest']}.json").write_text(json.dumps(verdict))
 
 
-def test_after_a_stop_without_the_playbook(desk: Desk) -> None:
+def test_after_a_reboot_without_the_playbook_and_then_with_more_steps(desk: Desk) -> None:
     desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 5000, "checkpoint_every": 1})
-    parent = desk.deploy("--detach", playbook="slow").result["run"]
-    refused = desk.run("resume")
-    assert refused.code == 8
-    assert f"{parent} is running" in refused.error["what"]
-    assert desk.run("stop").result["state"] == "STOPPED"
-    (desk.folder / "playbooks" / "slow.yaml").unlink()
-    result = json.loads((host_folder(desk, parent) / "out" / "result.json").read_text())
-    stopped_at = result["steps"]
-    done = desk.run("resume", "--set", f"steps={stopped_at + 2}")
-    assert done.code == 0, done.out + done.err
-    assert done.named("verdict")[0]["reused"]
-    assert not done.named("built")
-    assert (done.result["parent"], done.result["state"]) == (parent, "SUCCEEDED")
-    folder = Path(done.result["folder"])
-    assert steps_of(folder) == [stopped_at + 1, stopped_at + 2]
-    assert f"- goes on with: {parent}, from " in (folder / "report.md").read_text()
-    assert json.loads((folder / "record.json").read_text())["parent"] == parent
-    assert desk.run("status", parent).named("run")[0]["next"]["run"] == done.result["run"]
-    shown = desk.type("runs", "--host", "box").err
-    assert f"goes on with {parent}" in shown
-    assert f"went on as {done.result['run']}" in shown
-
-
-def test_after_a_reboot_from_the_last_undamaged_checkpoint(desk: Desk) -> None:
-    desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 5000, "checkpoint_every": 1})
-    parent = desk.deploy("--detach", playbook="slow").result["run"]
-    checkpoints = host_folder(desk, parent) / "out" / "checkpoints"
+    first = desk.deploy("--detach", playbook="slow").result["run"]
+    waited = desk.run("wait", "--timeout", "0.1")
+    assert (waited.code, waited.result["run"]) == (10, first)
+    checkpoints = host_folder(desk, first) / "out" / "checkpoints"
     eventually(lambda: len(list(checkpoints.glob("step-??????/manifest.json"))) >= 3)
-    reboot(desk, parent)
+    reboot(desk, first)
+    (desk.folder / "playbooks" / "slow.yaml").unlink()
     whole = sorted(path.parent for path in checkpoints.glob("step-??????/manifest.json"))
     weights = whole[-1] / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
     step = int(whole[-2].name.removeprefix("step-"))
-    done = desk.run("resume", parent, "--set", f"steps={step + 1}")
+
+    done = desk.run("resume", first, "--set", f"steps={step + 1}")
     assert done.code == 0, done.out + done.err
     (damaged,) = done.named("damaged")
     assert damaged["path"] == str(whole[-1])
     assert "model.safetensors" in damaged["why"]
     assert done.named("resuming")[0]["state"] == "LOST"
+    assert not done.named("built")
     # the canary's verdict is of the boot before
     assert "an earlier boot" in done.named("canary")[0]["why"]
     assert not done.named("verdict")[0]["reused"]
-    assert steps_of(Path(done.result["folder"])) == [step + 1]
+    second, folder = done.result["run"], Path(done.result["folder"])
+    assert (done.result["parent"], done.result["state"]) == (first, "SUCCEEDED")
+    assert steps_of(folder) == [step + 1]
+    assert f"- goes on with: {first}, from {whole[-2]}\n" in (folder / "report.md").read_text()
+    assert json.loads((folder / "record.json").read_text())["parent"] == first
+
+    # the latest, which has succeeded
+    more = desk.run("resume", "--set", f"steps={step + 3}")
+    assert more.code == 0, more.out + more.err
+    assert more.named("verdict")[0]["reused"]
+    assert more.result["parent"] == second
+    assert steps_of(Path(more.result["folder"])) == [step + 2, step + 3]
+    shown = desk.type("runs", "--host", "box").err
+    for words in (f"goes on with {first}", f"went on as {second}", f"goes on with {second}"):
+        assert words in shown
 
 
 def test_after_a_crash_with_a_newer_release(desk: Desk) -> None:
