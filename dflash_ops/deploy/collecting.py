@@ -88,7 +88,8 @@ class Collector:
         except OpsError as error:
             if error.kind != "file":
                 raise
-            # the host keeps the newest part of a long log only
+            # the host keeps no more of a log than its cap
+            self._events.emit("notice", text=f"{file.path} is not kept on the host any more")
             return
         self.collected.files += 1
         self.collected.bytes += moved

@@ -248,6 +248,23 @@ def test_a_checkpoint_that_is_not_kept_any_more_stops_nothing(host: HostFiles, t
     assert not (tmp_path / HOME).exists()
 
 
+def test_a_file_of_the_log_that_was_dropped_meanwhile_stops_nothing_and_is_told(
+    host: HostFiles, tmp_path: Path
+) -> None:
+    host.files["log/000001.log"] = b"second\n"
+    listed = host.request("files", {})
+    del host.files["log/000001.log"]
+    host.request = _listing_once(host, listed)  # type: ignore[method-assign]
+    told: list[dict[str, Any]] = []
+    collector = Collector(host, "r", tmp_path, Events(told.append), Choice())  # type: ignore[arg-type]
+    collector.bring(host)  # type: ignore[arg-type]
+    assert [event["text"] for event in told if event["event"] == "notice"] == [
+        "log/000001.log is not kept on the host any more"
+    ]
+    assert (tmp_path / "log/000000.log").exists()
+    assert not (tmp_path / "log/000001.log").exists()
+
+
 def _listing_once(host: HostFiles, listed: dict[str, Any]) -> Any:
     answer = host.request
     return lambda op, arguments, **more: listed if op == "files" else answer(op, arguments, **more)
