@@ -119,7 +119,7 @@ class Conversation:
     @property
     def alive(self) -> bool:
         """Whether another request may be answered: as far as anyone knows here."""
-        return not self._broken and not self._closing.is_set()
+        return not (self._broken or self._dead or self._closing.is_set())
 
     def close(self) -> None:
         self._closing.set()
