@@ -89,7 +89,11 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def quiet(argv: Sequence[str], **more: Any) -> None:
-    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **more)
+    where = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, **more}
+    done = subprocess.run(argv, check=False, **where)
+    if done.returncode:
+        said = b"".join(filter(None, (done.stdout, done.stderr))).decode(errors="replace")
+        raise SystemExit(f"{shlex.join(argv)}\n{said[-3000:]}")
 
 
 # ---- deploys into the container
@@ -200,7 +204,9 @@ def by_ansible(steps: Steps) -> None:
         f"node ansible_ssh_common_args={shlex.quote(options)} ansible_python_interpreter={PYTHON}\n"
     )
     argv = [str(ANSIBLE / "bin" / "ansible-playbook"), "-i", str(folder / "hosts"), str(folder / "play.yaml")]
-    quiet(argv, env={**os.environ, "ANSIBLE_HOME": str(folder), "ANSIBLE_LOCALHOST_WARNING": "0"}, cwd=folder)
+    # without pipelining it asks for a terminal, whose end kills what runs in the container (rc 129), and is slower
+    settings = {"ANSIBLE_HOME": str(folder), "ANSIBLE_PIPELINING": "1"}
+    quiet(argv, env={**os.environ, **settings}, cwd=folder, stdout=subprocess.PIPE)
 
 
 def other_deploys(place: Place, steps: Steps, name: str, deploy: Callable[[Steps], None], times: int) -> None:
@@ -339,16 +345,16 @@ def latency(place: Place, session: Session, run: str, folder: Path, lines: int) 
 # ---- all of it
 
 
-def measure(place: Place, steps: Steps, quick: bool) -> None:
+def measure(place: Place, steps: Callable[[], Steps], quick: bool) -> None:
     desk = Desk(Path(tempfile.mkdtemp(dir=place.folder)))
     # the others do not wait for the run's first steps either
     at_once = {"probation_steps": 0}
     desk.write_playbook(run=at_once)
     desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 5000}, run=at_once)
     our_deploys(place, desk, 1 if quick else 3)
-    other_deploys(place, steps, "fabric", by_fabric, 1)
+    other_deploys(place, steps(), "fabric", by_fabric, 1)
     if not (quick and place.rtt_ms):
-        other_deploys(place, steps, "ansible-core", by_ansible, 1)
+        other_deploys(place, steps(), "ansible-core", by_ansible, 1)
     size = (8 if quick else 64) * MIB
     times = 1 if quick or place.rtt_ms else 2
     raw_bytes(place, size, times)
@@ -465,7 +471,7 @@ def main() -> None:
             rig.up()
             for rtt_ms in given.rtt or (0, 20, 80):
                 with reached(rig, rtt_ms, folder) as place:
-                    measure(place, steps(place), given.quick)
+                    measure(place, partial(steps, place), given.quick)
                     figures[str(rtt_ms)] = place.figures
         finally:
             rig.down()
