@@ -9,7 +9,7 @@ from tests.faults.cases import Case, Fault, Scenario, draw
 from tests.faults.invariants import after_all, after_fault
 from tests.faults.sites import BEAT_S, TRAINING, Ground, Site
 from tests.faults.strikes import struck
-from tests.faults.typist import Command, Stuck
+from tests.faults.typist import Command, Stuck, wait_until
 
 LONG_STEPS = {Scenario.FOLLOW: 20, Scenario.STOP: 400}
 SHORT_STEPS = 4
@@ -88,6 +88,8 @@ def _scene(site: Site, case: Case) -> tuple[list[str], str | None]:
 
 def _next_commands(site: Site) -> Iterable[str]:
     """What a person types next must work: stop what lives, deploy again, collect everything."""
+    # the client or the agent may have gone while a run was launched, which goes on
+    wait_until(lambda: bool(site.living_runs()) or not site.supervisors(), "a run that is launched begins")
     for run in site.living_runs():
         stopped = _typed_well(site, "stop", run)
         if stopped.events[-1]["remaining"]:
