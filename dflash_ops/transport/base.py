@@ -27,6 +27,10 @@ class Channel(Protocol):
     def close(self) -> None:
         """Drops the connection. What runs detached on the host goes on."""
 
+    def abandon(self) -> None:
+        """As `close`, where the peer is silent: what carries the channel is taken for dead too, so that the next one
+        does not wait on it."""
+
 
 class Transport(Protocol):
     """The way to one host. `open` may be called again after a channel broke."""

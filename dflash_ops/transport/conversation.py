@@ -228,6 +228,7 @@ class Conversation:
                 item = self._frames.get(timeout=self._beat / 4)
             except queue.Empty:
                 if self._silent():
+                    self._channel.abandon()
                     raise self._silence from None
                 continue
             if isinstance(item, OpsError):
@@ -265,7 +266,7 @@ class Conversation:
             if self._listening and self._silent():
                 # whoever is stuck in a write to a dead peer learns it so
                 self._dead = True
-                self._channel.close()
+                self._channel.abandon()
                 return
             if not self._write_lock.acquire(blocking=False):
                 # what is being written is a sign of life too

@@ -45,6 +45,9 @@ class LocalChannel:
             self._process.kill()
             self._process.wait()
 
+    def abandon(self) -> None:
+        self.close()
+
 
 class LocalTransport:
     name = "local"

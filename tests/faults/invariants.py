@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.faults.cases import Case, Fault, Scenario
+from tests.faults.cases import TYPED, Case, Fault, Scenario
 from tests.faults.sites import Site, read_json
 from tests.faults.typist import Command, wait_until
 
@@ -25,6 +25,8 @@ UNFINISHED = re.compile(r".*\.(part|tmp|tgz|damaged)|\.incoming|\.(current|previ
 
 def after_fault(site: Site, case: Case, command: Command, run: str | None) -> Iterator[str]:
     yield from _how_it_ended(case, command)
+    if site.link is not None and site.link.given_up and case.place.event != TYPED:
+        yield "the command hung on the dead link until that was cut"
     yield from _one_run_at_a_time(site)
     yield from _a_verdict_for_each_run(site)
     yield from whole_releases(site.view("releases"))

@@ -81,6 +81,8 @@ class Link:
         self.passed = dict.fromkeys(Direction, 0)
         self._trap: Trap | None = None
         self._timer: threading.Timer | None = None
+        self.given_up = False
+        """Whether a stalled link had to be cut: nobody had left it."""
         self.sprung = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -97,6 +99,10 @@ class Link:
         """Springs when `after` more bytes have passed."""
         with self._lock:
             self._trap = Trap(harm, direction, self.passed[direction] + after)
+
+    def _give_up(self) -> None:
+        self.given_up = True
+        self.mend()
 
     def mend(self) -> None:
         """The connections that there are end, at last."""
@@ -131,7 +137,7 @@ class Link:
             if harm is Harm.CUT:
                 one.cut()
         if harm is Harm.STALL:
-            self._timer = threading.Timer(STALLED_FOR_S, self.mend)
+            self._timer = threading.Timer(STALLED_FOR_S, self._give_up)
             self._timer.daemon = True
             self._timer.start()
         self.sprung.set()
