@@ -87,6 +87,6 @@ def _newest_first(work: WorkDir, folder: RunFolder) -> Iterator[Checkpoint]:
 
 
 def _began_from(folder: RunFolder) -> Optional[Checkpoint]:
-    training = (read_json(folder.path / "settings.json") or {}).get("training")
+    training = folder.settings().get("training")
     path = training.get("resume_from") if isinstance(training, dict) else None
     return Checkpoint.at(Path(path)) if isinstance(path, str) else None

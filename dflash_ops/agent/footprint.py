@@ -7,7 +7,6 @@ from typing import Any, Dict
 from .arguments import Arguments
 from .collect import checkpoints
 from .conversation import Conversation
-from .files import read_json
 from .runs import all_runs
 
 _DRAFTER = ("target", "dtype", "draft_layers", "draft_ffn", "target_layers")
@@ -18,7 +17,7 @@ def op_footprint(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     """Size of a checkpoint of this module and drafter: the newest complete one of the newest run that has one."""
     module, workload = args.module(), args.table("workload")
     for folder in all_runs(conversation.work):
-        before = (read_json(folder.path / "settings.json") or {}).get("workload")
+        before = folder.settings().get("workload")
         same = isinstance(before, dict) and all(before.get(key) == workload.get(key) for key in _DRAFTER)
         if not same or folder.record().get("module") != module:
             continue

@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List, Optional, Set
 
 from .arguments import Arguments
 from .conversation import Conversation
-from .files import exclusive, fsync_folder, read_json, remove_tree
+from .files import exclusive, fsync_folder, remove_tree
 from .leases import leases
 from .releases import linked, staged_releases
 from .retention import guard, half_removed, pinned
@@ -125,7 +125,7 @@ def _runs(work: WorkDir, limits: Limits) -> Iterator[Item]:
 
 def _begun_from(folder: RunFolder) -> Set[str]:
     """Runs of this host that it goes on from: its parent, and the one whose checkpoint it began with."""
-    training = (read_json(folder.path / "settings.json") or {}).get("training")
+    training = folder.settings().get("training")
     source = training.get("resume_from") if isinstance(training, dict) else None
     found = {str(folder.record().get("parent"))}
     if isinstance(source, str) and folder.path.parent in Path(source).parents:
@@ -157,7 +157,7 @@ def _releases(work: WorkDir, limits: Limits, staying: List[RunFolder]) -> Iterat
 def _prepared(work: WorkDir, limits: Limits, staying: List[RunFolder]) -> Iterator[Item]:
     used: Dict[str, str] = {}
     for folder in staying:
-        settings = read_json(folder.path / "settings.json") or {}
+        settings = folder.settings()
         used[str(settings.get("prepared"))] = folder.run
     # one that is not complete is made anew by whoever needs it, and nobody makes one now: we hold the lock
     paths = _newest_first(_entries(work.cache / "prepared"))

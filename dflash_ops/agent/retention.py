@@ -111,7 +111,7 @@ def resumed_from(folder: RunFolder) -> Set[str]:
     found = set()
     here = folder.out / "checkpoints"
     for other in all_runs(WorkDir(folder.root)):
-        training = (read_json(other.path / "settings.json") or {}).get("training")
+        training = other.settings().get("training")
         source = training.get("resume_from") if isinstance(training, dict) else None
         if isinstance(source, str) and Path(source).parent == here and other.state() is RunState.RUNNING:
             found.add(Path(source).name)

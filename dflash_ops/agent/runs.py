@@ -79,6 +79,15 @@ class RunFolder:
         """run.json; empty when the run was never begun."""
         return read_json(self.path / "run.json") or {}
 
+    def settings(self) -> Dict[str, Any]:
+        """What the trainer was given (the contract's document); empty where it cannot be read."""
+        return read_json(self.path / "settings.json") or {}
+
+    def planned_steps(self) -> Optional[int]:
+        training = self.settings().get("training")
+        steps = training.get("steps") if isinstance(training, dict) else None
+        return steps if isinstance(steps, int) else None
+
     def supervisor(self) -> Optional[ProcessId]:
         """The supervisor's process, if it lives in this boot."""
         state = read_json(self.state_file) or {}

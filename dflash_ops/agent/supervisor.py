@@ -65,7 +65,12 @@ class Supervisor:
         self._retention = Retention(folder, self._policy)
         self._secrets: Dict[str, str] = {}
         self._log = JobLog(folder.log, self._policy)
-        self._watch = Watch(folder.metrics, stall_s=self._policy.stall_s, first_step_s=self._policy.first_step_s)
+        self._watch = Watch(
+            folder.metrics,
+            stall_s=self._policy.stall_s,
+            first_step_s=self._policy.first_step_s,
+            last_step=folder.planned_steps(),
+        )
         self._notifier = Notifier(folder)
         self._trouble: Optional[Trouble] = None
         self._end_at = 0.0

@@ -2,7 +2,8 @@
 
 What counts as life is a metrics record, nothing else: a trainer that hangs may well go on printing (a progress bar, a
 warning of a library, a thread that waits and says so), but it makes no step. Before the first step there is its own,
-longer time: loading a target, evaluating it and compiling take long, and nothing is recorded meanwhile.
+longer time: loading a target, evaluating it and compiling take long, and nothing is recorded meanwhile. After the last
+step that time counts again: the closing evaluation decodes one token after another.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 from .files import open_regular
 
@@ -53,14 +54,22 @@ def plain(value: Any) -> Any:
 class Watch:
     """Reads what was added since the last look. Whole lines only; damaged ones say nothing.
 
-    `stall_s` and `first_step_s`: seconds without a record after and before the first step; 0 is never. `clock` counts
-    seconds and is never set: the wall clock may jump, and a machine that slept has not stalled.
+    `stall_s`: seconds without a record between the first step and the last, which is number `last_step` where that is
+    known; `first_step_s`: before and after them; 0 is never. `clock` counts seconds and is never set: the wall clock
+    may jump, and a machine that slept has not stalled.
     """
 
     def __init__(
-        self, metrics: Path, *, stall_s: float, first_step_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        metrics: Path,
+        *,
+        stall_s: float,
+        first_step_s: float,
+        last_step: Optional[int] = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._metrics = metrics
+        self._last_step = last_step
         self._stall_s = stall_s
         self._first_step_s = first_step_s
         self._clock = clock
@@ -68,6 +77,7 @@ class Watch:
         self._offset = 0
         self._rest = b""
         self._step: Optional[int] = None
+        self._reached = 0
 
     def look(self) -> Optional[Trouble]:
         """What is wrong now."""
@@ -77,10 +87,12 @@ class Watch:
         """The first new step whose loss or gradient norm is not finite."""
         for record in self._records():
             self._life = self._clock()
+            at = record.get("step")
+            # the last step itself may go unrecorded (`log_every`), its checkpoint does not
+            self._reached = at if isinstance(at, int) else self._reached
             if record["kind"] != "step":
                 continue
-            if isinstance(record.get("step"), int):
-                self._step = record["step"]
+            self._step = at if isinstance(at, int) else self._step
             for key in ("loss", "grad_norm"):
                 value = plain(record.get(key))
                 if isinstance(value, str) or (key == "loss" and key in record and value is None):
@@ -91,13 +103,17 @@ class Watch:
         return None
 
     def _stall(self) -> Optional[Trouble]:
-        patience, name = (self._first_step_s, "first_step_s") if self._step is None else (self._stall_s, "stall_s")
+        patience, name = self._patience()
         silent = self._clock() - self._life
         if not patience or silent < patience:
             return None
         after = "before the first step" if self._step is None else f"after step {self._step}"
         what = f"no metrics record for {silent:.0f} s {after} ({name} is {patience:g})"
         return Trouble(STALLED, what, self._step, round(silent, 1))
+
+    def _patience(self) -> Tuple[float, str]:
+        trains = self._step is not None and (self._last_step is None or self._reached < self._last_step)
+        return (self._stall_s, "stall_s") if trains else (self._first_step_s, "first_step_s")
 
     def _records(self) -> Iterator[Dict[str, Any]]:
         for line in self._lines():

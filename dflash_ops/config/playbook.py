@@ -80,7 +80,7 @@ class Run(Model):
     """Seconds without a metrics record, after the first step, that end the run (0: never). More than the training's
     `log_every` steps, its evaluation and its checkpoint take."""
     first_step_s: Annotated[int, Field(ge=0)] = 3600
-    """The same before the first step: loading, the first evaluation and compiling."""
+    """The same before the first step (loading, evaluation, compiling) and after the last (evaluation)."""
     prepare_timeout_s: Seconds = 3600
     """Seconds for the trainer's `prepare`."""
     check_timeout_s: Seconds = 300

@@ -38,7 +38,11 @@ class Transport(Protocol):
     name: str
 
     def open(self, argv: Sequence[str]) -> Channel:
-        """Starts `argv` on the host (no shell interprets it)."""
+        """Starts `argv` on the host (no shell interprets it).
+
+        Its output may begin with what the way there prints: a login banner, what a node tells of a container. A program
+        whose output must be known from that prints a mark of its own first.
+        """
 
     def deliver(self, archive: Path, destination: str) -> bool:
         """Puts a file on the host beside the conversation. False: bytes ride in the conversation instead."""

@@ -13,7 +13,7 @@ import pytest
 
 from dflash_ops.config import load_host
 from dflash_ops.errors import OpsError
-from dflash_ops.transport import Conversation, Transport, transport_for
+from dflash_ops.transport import Channel, Conversation, Transport, transport_for
 from tests.commands import Desk
 
 HOSTILE = ["a b", "x'y", 'x"y', "$(touch /tmp/dflash-pwned)", "`id`", "a;b", "--", "-n", "*", "\\", "new\nline", "ü"]
@@ -34,15 +34,19 @@ def conversation(desk: Desk, transport: Transport) -> Iterator[Conversation]:
         yield talk
 
 
-def read_all(channel: object) -> bytes:
+MARK = "the-program-begins-here"
+
+
+def read_all(channel: Channel) -> bytes:
+    """What the program printed after MARK; what comes before it is the way there speaking."""
     data = b""
-    while chunk := channel.read(65536):  # type: ignore[attr-defined]
+    while chunk := channel.read(65536):
         data += chunk
-    return data
+    return data.partition(f"{MARK}\n".encode())[2]
 
 
 def test_arguments_only_name_things(transport: Transport) -> None:
-    script = "import json,sys; print(json.dumps(sys.argv[1:]))"
+    script = f"import json,sys; print('{MARK}'); print(json.dumps(sys.argv[1:]))"
     channel = transport.open([sys.executable, "-I", "-X", "utf8", "-c", script, *HOSTILE])
     assert json.loads(read_all(channel)) == HOSTILE
     channel.close()
@@ -51,7 +55,8 @@ def test_arguments_only_name_things(transport: Transport) -> None:
 
 def test_streams_stay_apart_and_bytes_are_whole(transport: Transport) -> None:
     script = (
-        "import sys; data=sys.stdin.buffer.read(3000000); sys.stderr.write('e'*300000); sys.stderr.flush();"
+        f"import sys; print('{MARK}', flush=True); data=sys.stdin.buffer.read(3000000);"
+        "sys.stderr.write('e'*300000); sys.stderr.flush();"
         "sys.stdout.buffer.write(data[::-1]); sys.exit(7)"
     )
     channel = transport.open([sys.executable, "-I", "-c", script])

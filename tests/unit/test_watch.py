@@ -60,6 +60,21 @@ def test_before_the_first_step_patience_is_longer(metrics: Path) -> None:
     assert "before the first step (first_step_s is 100)" in trouble.what
 
 
+def test_after_the_last_step_patience_is_longer_again(metrics: Path) -> None:
+    clock = Clock()
+    watch = Watch(metrics, stall_s=10, first_step_s=100, last_step=8, clock=clock)
+    add(metrics, step(7))
+    assert watch.look() is None
+    clock.now += 9
+    add(metrics, step(8))
+    clock.now += 99
+    assert watch.look() is None
+    clock.now += 99
+    assert watch.look() is None
+    clock.now += 1
+    assert stalled(watch.look()) == (8, 100)
+
+
 def test_every_record_is_life_and_what_is_no_record_is_not(metrics: Path) -> None:
     watch, clock = watching(metrics)
     for text in (step(7), json.dumps({"kind": "checkpoint", "step": 7}) + "\n", step(8)):
