@@ -50,3 +50,9 @@ class LineSplitter:
 
 def _last_state(line: str) -> str:
     return line.rstrip("\r").rsplit("\r", 1)[-1]
+
+
+def gist(text: str) -> str:
+    """One line of a text that may be a whole traceback, whose last line says what happened. The rest is in the log."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

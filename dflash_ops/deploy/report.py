@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_ops.deploy.endings import reason_of, why
+from dflash_ops.deploy.lines import gist
 from dflash_ops.deploy.times import utc
 from dflash_ops.files import write_bytes
 
@@ -105,13 +106,14 @@ def _canary(verdict: dict[str, Any]) -> Iterator[str]:
     evidence = verdict.get("evidence") or {}
     yield "## Canary"
     yield ""
-    yield f"{verdict['outcome']}: {evidence.get('summary', '')}"
+    yield f"{verdict['outcome']}: {gist(str(evidence.get('summary', '')))}"
     yield ""
     yield "| check | worker | outcome | |"
     yield "|---|---|---|---|"
     for check in evidence.get("checks", []):
         worker = "" if check.get("worker") is None else check["worker"]
-        yield f"| {check['id']} | {worker} | {check['outcome'].replace('_', ' ')} | {_cell(check.get('summary', ''))} |"
+        outcome, summary = check["outcome"].replace("_", " "), gist(str(check.get("summary", "")))
+        yield f"| {check['id']} | {worker} | {outcome} | {_cell(summary)} |"
     yield ""
     yield "Bound to:"
     yield ""

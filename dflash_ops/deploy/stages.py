@@ -27,7 +27,7 @@ from dflash_ops.deploy.doctor import (
     refuse_blockers,
 )
 from dflash_ops.deploy.events import Events
-from dflash_ops.deploy.lines import LineSplitter
+from dflash_ops.deploy.lines import LineSplitter, gist
 from dflash_ops.deploy.node import examine_node
 from dflash_ops.deploy.session import Facts, Session, facts, owner
 from dflash_ops.errors import ExitCode, OpsError, TransportError
@@ -304,7 +304,7 @@ def refuse_verdict(verdict: dict[str, Any], where: str) -> None:
     if outcome == "pass":
         return
     evidence = verdict.get("evidence") or {}
-    summary = evidence.get("summary") or "no evidence"
+    summary = gist(str(evidence.get("summary") or "no evidence"))
     failed = outcome == "fail"
     raise OpsError(
         f"the canary {'failed' if failed else 'cannot tell'}: {summary}",

@@ -12,6 +12,7 @@ from rich.markup import escape
 from dflash_ops.deploy.endings import what_next, why
 from dflash_ops.deploy.events import Event
 from dflash_ops.deploy.holder_lines import lease_line, lock_line, occupied_line
+from dflash_ops.deploy.lines import gist
 from dflash_ops.deploy.times import utc
 from dflash_ops.ui.plain import plain_value
 
@@ -159,9 +160,9 @@ class HumanView:
                 passed += 1
                 continue
             worker = "" if check.get("worker") is None else f" worker {check['worker']}"
-            summary = escape(check.get("summary", ""))
+            summary = escape(gist(check.get("summary", "")))
             self._say(f"         {OUTCOMES[check['outcome']]} {escape(check['id'])}{worker}: {summary}")
-        self._say(f"canary   {OUTCOMES[event['outcome']]}: {escape(event['summary'])} ({passed} checks passed)")
+        self._say(f"canary   {OUTCOMES[event['outcome']]}: {escape(gist(event['summary']))} ({passed} checks passed)")
 
     def _launched(self, event: Event) -> None:
         unit = f" as {escape(event['unit'])}" if event["unit"] else ""

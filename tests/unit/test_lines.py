@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_ops.deploy.lines import LONGEST, LineSplitter
+from dflash_ops.deploy.lines import LONGEST, LineSplitter, gist
 
 
 @given(st.text(alphabet="aä€\U0001f600 \n"), st.integers(1, 7))
@@ -53,3 +53,9 @@ def test_a_progress_bar_without_end_fills_no_memory_and_keeps_its_last_state() -
         assert sum(map(len, splitter._rest)) <= LONGEST
     splitter.feed(b"done\n")
     assert seen == ["done"]
+
+
+def test_the_gist_of_a_traceback_is_its_last_line() -> None:
+    assert gist("Traceback (most recent call last):\n  File 'a.py', line 1\nRuntimeError: no\n\n") == "RuntimeError: no"
+    assert gist("gradients within 1e-6") == "gradients within 1e-6"
+    assert gist("") == ""
