@@ -54,6 +54,20 @@ def _records(folder: RunFolder, state: RunState) -> Iterator[Dict[str, Any]]:
         yield _item(folder, path, size, hashed, "growing" if grows else "record")
 
 
+def unlisted(folder: RunFolder) -> List[str]:
+    """What a trainer left below its DIR that `files` does not list (folders of its own, hidden files), below the run.
+
+    What is unfinished, and checkpoints that are not complete, are nobody's loss.
+    """
+    found = []
+    for path in sorted(folder.out.iterdir()) if folder.out.is_dir() else []:
+        if path.suffix in UNFINISHED or path.name == "checkpoints":
+            continue
+        if path.name.startswith(".") or not stat.S_ISREG(path.lstat().st_mode):
+            found.append(str(path.relative_to(folder.path)))
+    return found
+
+
 def _item(folder: RunFolder, path: Path, size: int, sha256: Optional[str], role: str) -> Dict[str, Any]:
     return {"path": str(path.relative_to(folder.path)), "size": size, "sha256": sha256, "role": role}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Set
 
 from .arguments import Arguments
+from .collect import unlisted
 from .conversation import Conversation
 from .files import exclusive, fsync_folder, remove_tree
 from .leases import leases
@@ -102,25 +103,39 @@ def _folders(work: WorkDir) -> List[Path]:
 
 def _runs(work: WorkDir, limits: Limits) -> Iterator[Item]:
     held = {lease.owner: lease.how for lease in leases(work) if lease.kind == "run"}
-    parents: Dict[str, str] = {}
-    for number, folder in enumerate(all_runs(work)):
-        name = folder.run
-        if name in held:
-            why: Optional[str] = f"it {held[name]}"
-        elif name in parents:
-            why = f"run {parents[name]} goes on from it"
-        elif pinned(folder):
-            why = _COLLECTED
-        elif number < limits.runs:
-            why = f"one of the {limits.runs} newest"
-        elif limits.collected is not None and name not in limits.collected:
-            why = "it is not whole on your workstation"
-        else:
-            why = None
+    folders = all_runs(work)
+    stay: Dict[str, str] = {}
+    for number, folder in enumerate(folders):
+        why = _own_reason(folder, number, held, limits)
         if why is not None:
-            # the newest come first, so a child comes before its parent
-            parents.update(dict.fromkeys(_begun_from(folder), name))
-        yield _item("run", folder.path, why, f"older than the {limits.runs} newest")
+            stay[folder.run] = why
+    # no order helps: where the clock was set back, a child looks older than its parent
+    named = {folder.run: folder for folder in folders}
+    asked = list(stay)
+    while asked:
+        child = asked.pop()
+        for parent in _begun_from(named[child]):
+            if parent in named and parent not in stay:
+                stay[parent] = f"run {child} goes on from it"
+                asked.append(parent)
+    for folder in folders:
+        yield _item("run", folder.path, stay.get(folder.run), f"older than the {limits.runs} newest")
+
+
+def _own_reason(folder: RunFolder, number: int, held: Dict[str, str], limits: Limits) -> Optional[str]:
+    """Why this run stays, whatever becomes of others; `number` counts the newer ones."""
+    if folder.run in held:
+        return f"it {held[folder.run]}"
+    if pinned(folder):
+        return _COLLECTED
+    if number < limits.runs:
+        return f"one of the {limits.runs} newest"
+    if limits.collected is None:
+        return None
+    if folder.run not in limits.collected:
+        return "it is not whole on your workstation"
+    unseen = unlisted(folder)
+    return f"collect does not bring {unseen[0]}" if unseen else None
 
 
 def _begun_from(folder: RunFolder) -> Set[str]:

@@ -21,7 +21,8 @@ class WorkDir:
 
     @classmethod
     def open(cls, path: str) -> "WorkDir":
-        root = Path(os.path.abspath(os.path.expanduser(path)))
+        # one spelling, whatever links lead here: records and processes are found by this path
+        root = Path(os.path.realpath(os.path.expanduser(path)))
         work = cls(root)
         for folder in (work.releases, work.runs, work.canaries, work.verdicts, work.cache / "prepared"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

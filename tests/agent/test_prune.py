@@ -129,6 +129,35 @@ def test_a_running_run_never_goes_and_neither_does_what_it_has(host: Host) -> No
     assert host.going() == {"other"}
 
 
+def test_a_parent_stays_also_where_the_clock_was_set_back_before_its_child_began(host: Host) -> None:
+    child = host.run("child", running=True)
+    grandparent = host.run("grandparent")
+    parent = host.run("parent", resume_from=grandparent / "out/checkpoints/step-000002")
+    source = parent / "out/checkpoints/step-000004"
+    _write(child / "settings.json", {"prepared": None, "training": {"resume_from": str(source)}})
+    fates = host.fates()
+    assert fates["parent"] == ("stays", "run child goes on from it")
+    assert fates["grandparent"] == ("stays", "run parent goes on from it")
+
+
+def test_what_a_link_leads_to_is_the_same_work_directory(host: Host, tmp_path: Path) -> None:
+    data = host.prepared("data")
+    host.run("running", prepared=data, running=True)
+    (tmp_path / "link").symlink_to(host.work.root)
+    through_link = plan(WorkDir.open(str(tmp_path / "link")), NONE)
+    assert {item.name: item.fate for item in through_link} == {"running": "stays", "data": "stays"}
+
+
+@pytest.mark.parametrize("name", ["profiles/trace.json", ".history"])
+def test_a_run_with_files_that_collect_does_not_bring_stays_unless_that_does_not_matter(host: Host, name: str) -> None:
+    file = host.run("a") / "out" / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("of its trainer")
+    fate, why = host.fates(Limits(0, 0, 0, collected={"a"}))["a"]
+    assert (fate, why) == ("stays", f"collect does not bring out/{name.partition('/')[0]}")
+    assert host.going() == {"a"}
+
+
 def test_a_run_that_is_being_collected_stays(host: Host) -> None:
     pin = host.run("a") / "pins/1.json"
     pin.parent.mkdir()
