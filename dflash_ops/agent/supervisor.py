@@ -34,6 +34,8 @@ _BEAT_S = 2.0
 _CLEAR_TIME_S = 30.0
 _DRAIN_TIME_S = 10.0
 _STACK_TIME_S = 2.0
+_FROZEN_S = 5.0
+"""Between two looks there is far less, unless this process was frozen (a container is, while it is backed up)."""
 
 
 def end_state(
@@ -82,6 +84,7 @@ class Supervisor:
         self._terminated = False
         self._forced = False
         self._next_beat = 0.0
+        self._looked = time.monotonic()
 
     def run(self) -> None:
         wake = self._listen()
@@ -212,6 +215,10 @@ class Supervisor:
 
     def _look_for_trouble(self) -> None:
         """What is wrong is seen, its stacks asked for, and then it is ended."""
+        now = time.monotonic()
+        if now - self._looked > _FROZEN_S:
+            self._watch.excuse(now - self._looked)
+        self._looked = now
         if self._stop_deadline is not None:
             return
         if self._trouble is None:

@@ -83,6 +83,10 @@ class Watch:
         """What is wrong now."""
         return self.sickness() or self._stall()
 
+    def excuse(self, seconds: float) -> None:
+        """Time in which nobody looked: whoever looks was frozen, and the run most likely with it."""
+        self._life += seconds
+
     def sickness(self) -> Optional[Trouble]:
         """The first new step whose loss or gradient norm is not finite."""
         for record in self._records():

@@ -89,12 +89,9 @@ Supervisor(RunFolder(Path(sys.argv[1])), "").run()
 """
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_wall_clock_that_jumps_neither_stalls_nor_ends_a_run(
-    agent: Agent, work: Path, staged: Packed, asked: bool
-) -> None:
-    # a run's folder as a launch makes it, for a supervisor whose wall clock jumps by years whenever it is read
-    launch(agent, staged, {})
+def folder_of_another(agent: Agent, work: Path, release: Packed, act: dict[str, Any]) -> Path:
+    """A run's folder as a launch makes it, for a supervisor that a test starts with a clock of its own."""
+    launch(agent, release, {})
     agent.call("follow", run="one", wait=True)
     first = work / "runs/one"
     folder = work / "runs/two"
@@ -105,8 +102,47 @@ def test_a_wall_clock_that_jumps_neither_stalls_nor_ends_a_run(
     record["policy"] = {**record["policy"], "grace_s": 60, "stall_s": 60, "first_step_s": 60}
     (folder / "run.json").write_text(json.dumps(record))
     settings = json.loads((first / "settings.json").read_text())
-    settings["training"]["act"] = {"forever": True} if asked else {"steps": 20, "pause": 0.05}
+    settings["training"]["act"] = act
     (folder / "settings.json").write_text(json.dumps(settings))
+    return folder
+
+
+FROZEN = """
+import select, sys, time
+from pathlib import Path
+
+frozen_s, look, count = [0.0], select.select, time.monotonic
+time.monotonic = lambda: count() + frozen_s[0]
+
+
+def frozen_meanwhile(*args):
+    frozen_s[0] += 86400
+    return look(*args)
+
+
+from dflash_ops.agent.runs import RunFolder
+from dflash_ops.agent.supervisor import Supervisor
+
+supervisor = Supervisor(RunFolder(Path(sys.argv[1])), "")
+select.select = frozen_meanwhile
+supervisor.run()
+"""
+
+
+def test_time_in_which_the_host_was_frozen_is_no_silence(agent: Agent, work: Path, staged: Packed) -> None:
+    # a container that is suspended, for a backup say: its clock goes on, nothing in it does
+    folder = folder_of_another(agent, work, staged, {"steps": 5, "pause": 0.5})
+    subprocess.run([sys.executable, "-c", FROZEN, str(folder)], cwd=Path(__file__).parents[2], check=True)
+    ended = json.loads((folder / "exit.json").read_text())
+    assert (ended["state"], ended["code"], ended["reason"]) == ("SUCCEEDED", 0, None)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_wall_clock_that_jumps_neither_stalls_nor_ends_a_run(
+    agent: Agent, work: Path, staged: Packed, asked: bool
+) -> None:
+    # the supervisor's wall clock jumps by years whenever it is read
+    folder = folder_of_another(agent, work, staged, {"forever": True} if asked else {"steps": 20, "pause": 0.05})
     supervisor = subprocess.Popen([sys.executable, "-c", JUMPING, str(folder)], cwd=Path(__file__).parents[2])
     if asked:
         eventually(lambda: "ready" in "".join(path.read_text() for path in (folder / "log").glob("*.log")))
