@@ -7,10 +7,13 @@ lies in notify.json of the run, which is never collected or read out, and is sho
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +30,8 @@ from .runs import RunFolder
 
 FILE = "notify.json"
 COMMAND_TIME_S = 10.0
+_OUTPUT_BYTES = 64 * 1024
+"""Of a command's output in supervisor.log."""
 _REQUEST_TIME_S = 10.0
 _PAUSES_S = (1.0, 3.0, 9.0)
 """Before each further try of a webhook."""
@@ -119,18 +124,24 @@ def _deliver(notify: Notify, event: Dict[str, Any], record: Dict[str, Any]) -> N
 
 
 def _run(command: Tuple[str, ...], data: bytes, record: Dict[str, Any]) -> None:
-    """As the job's user, in an environment of its own; its output goes to supervisor.log."""
+    """As the job's user, in an environment of its own; the beginning of its output goes to supervisor.log."""
     account = find_account(record.get("user"))
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=1,
-        stderr=2,
-        cwd="/",
-        env=base_environment(str(record["python"]), account),
-        start_new_session=True,
-        **popen_options(account),
-    )
+    reading, writing = os.pipe()
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=writing,
+            stderr=writing,
+            cwd="/",
+            env=base_environment(str(record["python"]), account),
+            start_new_session=True,
+            **popen_options(account),
+        )
+    finally:
+        os.close(writing)
+    told = threading.Thread(target=_tell_beginning, args=(reading,), daemon=True)
+    told.start()
     try:
         process.communicate(data, timeout=COMMAND_TIME_S)
     except subprocess.TimeoutExpired:
@@ -138,8 +149,21 @@ def _run(command: Tuple[str, ...], data: bytes, record: Dict[str, Any]) -> None:
     finally:
         signal_group(process.pid, signal.SIGKILL)
         process.wait()
+        # a stranger that left the group may hold the pipe for ever
+        told.join(1)
     if process.returncode > 0:
         say(f"notify: {command[0]} ended with exit code {process.returncode}")
+
+
+def _tell_beginning(reading: int) -> None:
+    """All of it is read, so that nothing waits; what is too much is dropped, so that nothing fills the disk."""
+    left = _OUTPUT_BYTES
+    while data := os.read(reading, 65536):
+        with contextlib.suppress(OSError):
+            os.write(1, data[:left])
+        if left and len(data) >= left:
+            say(f"\nnotify: what it printed after {_OUTPUT_BYTES} bytes is left out")
+        left = max(0, left - len(data))
 
 
 def _post(url: str, data: bytes) -> None:

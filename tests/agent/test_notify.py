@@ -121,6 +121,15 @@ def test_a_command_is_told_of_a_stall_and_of_the_end(agent: Agent, work: Path, s
     eventually(lambda: log.read_text().count("paged ann\n0\n") == 2)
 
 
+def test_a_command_that_never_stops_printing_fills_no_disk(agent: Agent, work: Path, staged: Packed) -> None:
+    launch(agent, staged, {"command": ["sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x; echo the end"]})
+    assert ended(agent) == "SUCCEEDED"
+    supervisor, log = supervisor_of(work), work / "runs/one/supervisor.log"
+    eventually(lambda: not alive(supervisor))
+    assert "after 65536 bytes is left out" in log.read_text()
+    assert 65536 <= log.stat().st_size < 70000
+
+
 def test_nothing_waits_for_a_command_that_hangs(agent: Agent, work: Path, staged: Packed, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     launch(agent, staged, {"command": ["sh", "-c", f'echo $$ >"{pid}"; exec sleep 1000']}, forever=True)
