@@ -84,7 +84,7 @@ def read_json(path: Path) -> Optional[Dict[str, Any]]:
     try:
         with open_regular(path) as file:
             value = json.loads(file.read().decode())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

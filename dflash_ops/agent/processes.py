@@ -55,9 +55,10 @@ class ProcessId:
 
     @classmethod
     def from_json(cls, value: Any) -> "Optional[ProcessId]":
-        if not isinstance(value, dict) or not isinstance(value.get("pid"), int):
+        if not isinstance(value, dict):
             return None
-        return cls(value["pid"], int(value.get("start", -1)))
+        pid, start = value.get("pid"), value.get("start", -1)
+        return cls(pid, start) if isinstance(pid, int) and isinstance(start, int) else None
 
     def to_json(self) -> Dict[str, int]:
         return {"pid": self.pid, "start": self.start}

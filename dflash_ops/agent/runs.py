@@ -150,7 +150,7 @@ class RunFolder:
         """What `status` says of a run; `evidence` is the end of the log where a run ended badly."""
         record, state = self.record(), self.state()
         ended, following = self.ended(), self.successor()
-        job = (read_json(self.state_file) or {}).get("job") or {}
+        job = (read_json(self.state_file) or {}).get("job")
         return {
             "run": self.run,
             "state": state.value,
@@ -158,7 +158,7 @@ class RunFolder:
             "started": self.begun(),
             "ended": None if ended is None else ended.get("ended"),
             "exit": ended,
-            "pid": job.get("pid"),
+            "pid": job.get("pid") if isinstance(job, dict) else None,
             "unit": record.get("unit"),
             "user": record.get("user"),
             "devices": self.devices() or [],

@@ -45,7 +45,8 @@ class Successor:
             return None
         try:
             fields = {name: value[name] for name in ("run", "why", "due", "left")}
-            return cls(Kind(value["kind"]), Outcome(value["outcome"]), **fields)
+            named = fields["run"] is None or isinstance(fields["run"], str)
+            return cls(Kind(value["kind"]), Outcome(value["outcome"]), **fields) if named else None
         except (KeyError, ValueError):
             return None
 
