@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def command(
         result["run"] = found
         if run is None:
             events.emit("notice", text=f"run {found} on {chosen.name}")
-        kept: deque[str] = deque(maxlen=lines)
+        kept: deque[str] = deque(maxlen=None if lines is None else min(lines, sys.maxsize))
 
         def show(line: str) -> None:
             events.emit("log", source="run", line=line)

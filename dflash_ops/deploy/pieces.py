@@ -69,7 +69,7 @@ class Part:
             kept = json.loads(self._map.read_bytes())
             same = kept["sha256"] == self.item.sha256 and kept["size"] == self.item.size and self._path.exists()
             return [(int(start), int(end)) for start, end in kept["have"]] if same else []
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return []
 
     @property
