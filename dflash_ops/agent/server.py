@@ -31,12 +31,14 @@ from .resume import op_resumable
 from .retention import op_pin
 from .rollback import op_rollback, op_verdicts
 from .runs import op_runs, op_status
+from .spare import spend_spare
 from .stop import op_stop
 from .variables import Variables
 from .wait import op_wait
 from .workdir import WorkDir
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_WAYS_OUT = ("lock", "pin", "prune", "stop")
 
 
 def op_lock(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
@@ -148,7 +150,12 @@ def _result(conversation: Conversation, request: Dict[str, Any]) -> Any:
         )
     args = Arguments(name, request)
     conversation.hide(Variables.from_arguments(args).masks)
-    return operation(conversation, args)
+    try:
+        return operation(conversation, args)
+    except OSError as error:
+        if error.errno in _FULL and name in _WAYS_OUT and spend_spare(conversation.work.root):
+            return operation(conversation, args)
+        raise
 
 
 def _host_error(error: OSError, root: Path) -> AgentError:

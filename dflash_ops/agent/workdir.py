@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .files import append_line
+from .spare import keep_spare
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
@@ -26,6 +27,7 @@ class WorkDir:
         work = cls(root)
         for folder in (work.releases, work.runs, work.canaries, work.verdicts, work.cache / "prepared"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        keep_spare(root)
         return work
 
     @property

@@ -202,9 +202,19 @@ def is_home(listing: Listing, folder: Path) -> bool:
     """Whether all that the host lists is in `folder`, verified by its hash; the optimizer state is not asked for."""
     files = {folder.joinpath(*file.home.parts): file for file in listing.files}
     for checkpoint in listing.checkpoints:
-        for path, file in checkpoint.wanted(optimizer=False).items():
-            files[folder / CHECKPOINTS / checkpoint.name / path] = file
+        final, wanted = folder / CHECKPOINTS / checkpoint.name, checkpoint.wanted(optimizer=False)
+        if not set(wanted) <= _claimed(final / "manifest.json"):
+            # without a manifest a checkpoint does not exist
+            return False
+        files.update({final / path: file for path, file in wanted.items()})
     return all(_same(path, file) for path, file in files.items())
+
+
+def _claimed(manifest: Path) -> set[str]:
+    try:
+        return {str(entry["path"]) for entry in json.loads(manifest.read_bytes())["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
 
 
 def local_manifest(original: bytes, here: set[str]) -> bytes:

@@ -84,8 +84,7 @@ class Ledger:
     def at(cls, env: Mapping[str, str], notice: Callable[[str], None]) -> Ledger:
         """`$XDG_STATE_HOME/dflash-ops/ledger.sqlite3`; the specification says to ignore a relative value."""
         base = env.get("XDG_STATE_HOME", "")
-        home = Path(env["HOME"]) if env.get("HOME") else Path.home()
-        folder = (Path(base) if Path(base).is_absolute() else home / ".local/state") / "dflash-ops"
+        folder = (Path(base) if Path(base).is_absolute() else _home(env) / ".local/state") / "dflash-ops"
         return cls(folder / "ledger.sqlite3", notice)
 
     def put(self, entries: Iterable[Entry]) -> bool:
@@ -113,7 +112,7 @@ class Ledger:
         return next(iter(self._ask(query, ())), None)
 
     def _ask(self, query: str, values: tuple[str, ...]) -> list[Entry]:
-        if not self._path.exists():
+        if not os.path.exists(self._path):  # noqa: PTH110 -- Path.exists raises where it may not look
             return []
         return self._do(lambda connection: [_entry(row) for row in connection.execute(query, values)], [])
 
@@ -211,3 +210,11 @@ def _entry(row: tuple[Any, ...]) -> Entry:
         values[name] = None if values[name] is None else json.loads(values[name])
     values["devices"] = None if values["devices"] is None else tuple(values["devices"])
     return Entry(**values)
+
+
+def _home(env: Mapping[str, str]) -> Path:
+    try:
+        return Path(env["HOME"]) if env.get("HOME") else Path.home()
+    except RuntimeError:
+        # a user without an entry: what Debian names the home of those
+        return Path("/nonexistent")

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from dflash_ops.deploy import collecting, pieces
-from dflash_ops.deploy.collecting import Choice, Collected, Collector
+from dflash_ops.deploy.collecting import Choice, Collected, Collector, is_home
 from dflash_ops.deploy.events import Events
+from dflash_ops.deploy.listing import Listing
 from dflash_ops.deploy.records import bringing_home
 from dflash_ops.errors import ExitCode, OpsError, TransportError
 
@@ -376,3 +377,19 @@ def test_two_commands_do_not_bring_one_run_at_once(tmp_path: Path) -> None:
         assert refused.value.exit_code is ExitCode.LOCKED
     with bringing_home(tmp_path):
         pass
+
+
+def test_a_run_is_home_when_all_of_it_is_here_and_every_checkpoint_has_its_manifest(
+    host: HostFiles, tmp_path: Path
+) -> None:
+    bring(host, tmp_path)
+    listing = Listing.of(host.request("files", {}))
+    assert is_home(listing, tmp_path)
+    manifest = tmp_path / HOME / "manifest.json"
+    kept = manifest.read_bytes()
+    for damage in (b"", b'{"files": []}', b"[]"):
+        manifest.write_bytes(damage)
+        assert not is_home(listing, tmp_path)
+    manifest.write_bytes(kept)
+    (tmp_path / HOME / "model.safetensors").write_bytes(b"bitrot")
+    assert not is_home(listing, tmp_path)

@@ -206,3 +206,12 @@ def test_it_is_kept_by_the_events_of_a_command(book: Book, tmp_path: Path) -> No
     assert [entry.run for entry in book.ledger.entries(kind=RUN)] == ["a2", "a", "b"]
     (lost,) = [entry for entry in book.ledger.entries() if entry.run == "b"]
     assert (lost.verdict, lost.skipped, json.dumps(lost.last)) == (None, "in a hurry", '{"step": 2}')
+
+
+def test_a_user_without_a_home_has_none_and_is_not_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert Ledger.at({}, lambda text: None).entries() == []
+    assert Ledger.at({"XDG_STATE_HOME": f"{tmp_path}/{'x' * 300}"}, lambda text: None).entries() == []
