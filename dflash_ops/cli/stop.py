@@ -18,9 +18,7 @@ from dflash_ops.deploy.events import Events
     "--grace",
     "grace_s",
     type=click.IntRange(min=0),
-    default=120,
-    show_default=True,
-    help="Seconds for its checkpoint.",
+    help="Seconds for its checkpoint.  [default: `run.grace_s` of its playbook]",
 )
 @command_end
 def command(
@@ -30,7 +28,7 @@ def command(
     run: str | None,
     host: str | None,
     inventory: Path | None,
-    grace_s: int,
+    grace_s: int | None,
 ) -> None:
     """Checkpoint and stop a run (default: the latest): SIGTERM, after the grace SIGKILL; show that nothing is left.
 
@@ -44,7 +42,8 @@ def command(
     with Session(chosen, events) as session, session.conversation() as conversation:
         status = conversation.request(
             "stop",
-            {"run": run, "grace_s": grace_s},
+            # left out, the host takes the run's own
+            {"run": run} if grace_s is None else {"run": run, "grace_s": grace_s},
             on_event=lambda event: events.emit("phase", phase=event["phase"], what=event["what"]),
         )
     keep_record(events, ledger_of(events), chosen.name, status["run"])

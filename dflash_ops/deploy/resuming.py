@@ -12,6 +12,7 @@ from dflash_ops.config.document import Document, KeyPath
 from dflash_ops.config.errors import Problem
 from dflash_ops.config.loading import validated
 from dflash_ops.config.overrides import override
+from dflash_ops.config.playbook import Trainer
 from dflash_ops.deploy.building import built, checked
 from dflash_ops.deploy.deploying import Choices, Outcome, launch, proven, see_to_the_end
 from dflash_ops.deploy.events import Events
@@ -80,13 +81,20 @@ class Point:
             raise nonsense("no answer about a run to go on with", where)
         return cls(raw["run"], raw["state"], raw["release"], raw["checkpoint"], int(raw["step"]), raw)
 
-    def playbook(self, sets: Sequence[str], module: str | None) -> Continued:
-        """Raises ConfigError for what `sets` may not change, OpsError where nothing is left to do."""
+    def playbook(self, sets: Sequence[str], rebuilt: Trainer | None) -> Continued:
+        """`rebuilt`: whose release is built anew; None: the run's own is used, of which only its module is known.
+
+        Raises ConfigError for what `sets` may not change, OpsError where nothing is left to do.
+        """
         settings = self.raw["settings"]
         data = {
             "version": 1,
             "name": self.raw.get("playbook") or "resumed",
-            "trainer": {"module": module or self.raw["module"]},
+            # a release may be any trainer's: only what is known to be the bundled one is asked for its packages
+            "trainer": {
+                "source": rebuilt.source if rebuilt else f"release {self.release}",
+                "module": rebuilt.module if rebuilt else self.raw["module"],
+            },
             "workload": settings["workload"],
             "training": {**settings["training"], "resume_from": self.checkpoint},
             "run": {"canary_max_age_h": self.raw["max_age_s"] / SECONDS_PER_HOUR},
@@ -134,8 +142,8 @@ def resume(session: Session, wish: Wish, events: Events, choices: Choices, outco
     with session.conversation() as conversation:
         point = Point.ask(conversation, wish.run, events, session.host.name)
         outcome.parent = point.run
-        with _release(wish, events) as (release, module):
-            playbook = point.playbook(wish.sets, module)
+        with _release(wish, events) as (release, trainer):
+            playbook = point.playbook(wish.sets, trainer)
             outcome.release = point.release if release is None else release.digest
             stages = Stages(session, conversation, playbook, events)
             stages.keep_assets(point.raw["assets"])
@@ -160,12 +168,12 @@ def _use_its_own(stages: Stages, point: Point) -> None:
 
 
 @contextmanager
-def _release(wish: Wish, events: Events) -> Iterator[tuple[Release | None, str | None]]:
-    """The release to build anew and its module; None where the run's own is used."""
+def _release(wish: Wish, events: Events) -> Iterator[tuple[Release | None, Trainer | None]]:
+    """The release to build anew and its trainer; None where the run's own is used."""
     if wish.playbook is None:
         yield None, None
         return
     playbook = load_playbook(wish.playbook)
     with built(playbook, events) as release:
         checked(release, events)
-        yield release, playbook.trainer.module
+        yield release, playbook.trainer

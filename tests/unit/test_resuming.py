@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from dflash_ops.config import ConfigError
+from dflash_ops.config.playbook import Trainer
+from dflash_ops.deploy.doctor import examine_packages
 from dflash_ops.deploy.resuming import Point
 from dflash_ops.errors import OpsError, TransportError
 
@@ -33,7 +35,15 @@ def test_its_settings_are_the_runs_own_and_nothing_is_added() -> None:
     resumed = {"learning_rate": 0.01, "resume_from": "/work/runs/one/out/checkpoints/step-000008"}
     assert settings["training"] == {**TRAINING, **resumed}
     assert (playbook.name, playbook.trainer.module, playbook.run.canary_max_age_h) == ("tiny", "tiny_trainer", 2)
-    assert point().playbook([], "another").trainer.module == "another"
+
+
+def test_only_what_is_known_to_be_the_bundled_trainer_is_asked_for_its_packages() -> None:
+    bare = {"executable": "/usr/bin/python3", "packages": {}}
+    assert examine_packages(bare, point().playbook([], None)) == []
+    own = point().playbook([], Trainer(source="/src/mine", module="mine"))
+    assert own.trainer.module == "mine"
+    assert examine_packages(bare, own) == []
+    assert examine_packages(bare, point().playbook([], Trainer())) != []
 
 
 @pytest.mark.parametrize(
