@@ -133,7 +133,7 @@ def _own_reason(folder: RunFolder, number: int, held: Dict[str, str], limits: Li
     if limits.collected is None:
         return None
     if folder.run not in limits.collected:
-        return "it is not whole on your workstation"
+        return f"it is not whole on your workstation: dflash-ops collect {folder.run}"
     unseen = unlisted(folder)
     return f"collect does not bring {unseen[0]}" if unseen else None
 

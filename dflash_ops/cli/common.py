@@ -116,7 +116,7 @@ def command_end(function: Callable[..., None]) -> Function:
 
 def _interrupted(run: str | None) -> str:
     return (
-        f"interrupted; run {run}, once launched, goes on: `dflash-ops status {run}`, or `dflash-ops tail-logs -f {run}`"
+        f"interrupted; that stops no run: `dflash-ops status {run}`, or `dflash-ops tail-logs -f {run}`"
         if run
         else "interrupted: nothing was launched by this command; type it again to go on"
     )

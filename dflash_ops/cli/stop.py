@@ -18,7 +18,7 @@ from dflash_ops.deploy.events import Events
     "--grace",
     "grace_s",
     type=click.IntRange(min=0),
-    help="Seconds for its checkpoint.  [default: `run.grace_s` of its playbook]",
+    help="Seconds for its checkpoint. Default: `run.grace_s` of its playbook.",
 )
 @command_end
 def command(

@@ -12,6 +12,7 @@ from typing import Any
 from dflash_ops.agent.fingerprints import BadAsset, Content, HashCache, content_of
 from dflash_ops.config import Asset, Playbook
 from dflash_ops.config.asset import PREFIX, USERS
+from dflash_ops.deploy.amounts import sized
 from dflash_ops.deploy.doctor import Diagnosis, Level
 from dflash_ops.deploy.events import Events
 from dflash_ops.errors import ExitCode, OpsError
@@ -72,15 +73,6 @@ def resolved(settings: dict[str, Any], assets: Mapping[str, HostAsset]) -> dict[
 
 def as_arguments(assets: Mapping[str, HostAsset]) -> dict[str, dict[str, str]]:
     return {name: asdict(asset) for name, asset in assets.items()}
-
-
-def sized(count: float) -> str:
-    """`16.4 GiB`"""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
 
 
 def _examined(conversation: Conversation, name: str, asset: Asset) -> Found:

@@ -188,7 +188,7 @@ def _judge(stages: Stages, folder: Path, *, again: bool, outcome: Outcome) -> No
         ) from error
     outcome.verdict = verdict["outcome"]
     write_json(folder / "verdict.json", verdict)
-    refuse_verdict(verdict, stages.session.host.name)
+    refuse_verdict(verdict, stages.session.host.name, folder)
 
 
 def watch(session: Session, run: str | None, events: Events) -> dict[str, Any]:

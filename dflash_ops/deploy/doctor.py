@@ -10,6 +10,7 @@ from typing import Any
 
 from dflash_ops.agent.variables import Variables
 from dflash_ops.config import Host, Playbook
+from dflash_ops.deploy.amounts import sized
 from dflash_ops.deploy.holder_lines import lease_line, lock_line, occupied_line
 from dflash_ops.errors import ExitCode, OpsError
 
@@ -103,8 +104,8 @@ def examine_disk(
     count, why = _checkpoints_at_once(playbook)
     need, free, log = count * known["bytes"], facts["disk_free_bytes"], playbook.run.log_max_bytes
     text = (
-        f"{count} checkpoints at once ({why}), {_gib(known['bytes'])} each as those of run {known['run']}: "
-        f"{_gib(need)} of {_gib(free)} free"
+        f"{count} checkpoints at once ({why}), {sized(known['bytes'])} each as those of run {known['run']}: "
+        f"{sized(need)} of {sized(free)} free"
     )
     if need > free:
         fix = "free space (`dflash-ops prune` shows what could go), or lower run.keep_last"

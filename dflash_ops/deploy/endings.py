@@ -21,8 +21,9 @@ def what_next(run: str, ended: Exit | None) -> str:
         return f"{stacks}; to go on: `dflash-ops resume {run}`"
     if reason.get("kind") == "non_finite":
         samples = samples_of(reason.get("record"))
-        tried = f"; its samples, by worker: {samples}" if samples else ""
-        return f"the last good checkpoint is one before step {reason.get('step')}: `dflash-ops collect {run}`{tried}"
+        step = reason.get("step")
+        tried = f"; the samples of step {step}, by worker: {samples}" if samples else ""
+        return f"take a checkpoint from before step {step} (`dflash-ops collect {run}`){tried}"
     return f"its log: `dflash-ops tail-logs {run}`; to go on: `dflash-ops resume {run}`"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dflash_ops.config import Host, Playbook
+from dflash_ops.deploy.amounts import number
 
 if TYPE_CHECKING:
     from dflash_ops.deploy.deploying import Choices
@@ -13,13 +14,15 @@ if TYPE_CHECKING:
 def plan(host: Host, playbook: Playbook, choices: Choices) -> list[dict[str, str]]:
     """One `{"stage", "what"}` for each stage."""
     trainer, workload, training = playbook.trainer, playbook.workload, playbook.training
-    patches = f", then {len(trainer.patches)} patches" if trainer.patches else ""
+    patches = f", then {number(len(trainer.patches), 'patch', 'patches')}" if trainer.patches else ""
     way = {
-        "local": "this machine",
-        "ssh": f"ssh {host.ssh.address}" if host.ssh else "",
-        "pct": f"ssh {host.ssh.address}, pct exec {host.pct.id} ({host.pct.transfer})" if host.ssh and host.pct else "",
+        "local": "is this machine",
+        "ssh": f"by ssh {host.ssh.address}" if host.ssh else "",
+        "pct": f"by ssh {host.ssh.address}, pct exec {host.pct.id} ({host.pct.transfer})"
+        if host.ssh and host.pct
+        else "",
     }[host.transport]
-    connect = ("connect", f"{host.name} by {way}; lock {host.workdir}")
+    connect = ("connect", f"{host.name} {way}; lock {host.workdir}")
     if choices.release is None:
         steps = [
             ("build", f"{trainer.folder}{patches}: module {trainer.module}"),
@@ -50,11 +53,15 @@ def plan(host: Host, playbook: Playbook, choices: Choices) -> list[dict[str, str
         if choices.skip_reason
         else (
             "canary",
-            f"{workload.drafter_threads} drafter threads, {workload.strategy}, {workload.canary_steps} steps "
+            f"{number(workload.drafter_threads, 'drafter thread')}, {workload.strategy}, {workload.canary_steps} steps "
             f"against eager, {workload.rehearsal_steps} steps of the run itself",
         )
     )
-    again = f", started again at most {playbook.run.restarts} times when it crashes" if playbook.run.restarts else ""
+    again = (
+        f", started again at most {number(playbook.run.restarts, 'time')} when it crashes"
+        if playbook.run.restarts
+        else ""
+    )
     steps.append(("launch", f"{training.steps} steps under a supervisor on the host{again}"))
     if choices.detach:
         if playbook.run.probation_steps:

@@ -118,7 +118,8 @@ def _canary(verdict: dict[str, Any]) -> Iterator[str]:
     yield "Bound to:"
     yield ""
     for name, value in sorted(verdict.get("binding", {}).items()):
-        if value is None or value == {}:
+        # nothing to say: no variables, or a target that the packages' versions name already
+        if not value:
             continue
         yield f"- {name}: {_bound(value)}"
     yield ""

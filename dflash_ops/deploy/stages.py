@@ -121,7 +121,7 @@ class Stages:
             return str(found[0])
         known = ", ".join(digest[:12] for digest in there) or "no release at all"
         raise OpsError(
-            f"{name!r} names no release there, or several: there is {known}",
+            f"{name!r} {_misnamed(name, found)}; there: {known}",
             exit_code=ExitCode.USAGE,
             kind="unknown_release",
             where=self._where,
@@ -275,6 +275,12 @@ def _footprint_arguments(playbook: Playbook) -> dict[str, object]:
     return {"module": playbook.trainer.module, "workload": playbook.workload.model_dump(mode="json")}
 
 
+def _misnamed(name: str, found: list[str]) -> str:
+    if found:
+        return f"names {len(found)} releases"
+    return "is too short to name a release" if 0 < len(name) < DIGITS else "names no release there"
+
+
 DIGITS = 8
 """Of a digest, so that a name does not fit by accident."""
 CANARY_SLACK_S = 120
@@ -298,8 +304,11 @@ def examine(session: Session, conversation: Conversation, known: Facts, playbook
     ]
 
 
-def refuse_verdict(verdict: dict[str, Any], where: str) -> None:
-    """Raises OpsError unless the verdict is a pass: exit 6 when it failed, 7 when it cannot tell."""
+def refuse_verdict(verdict: dict[str, Any], where: str, folder: Path) -> None:
+    """Raises OpsError unless the verdict is a pass: exit 6 when it failed, 7 when it cannot tell.
+
+    `folder`: where the verdict is kept here.
+    """
     outcome = verdict["outcome"]
     if outcome == "pass":
         return
@@ -311,7 +320,7 @@ def refuse_verdict(verdict: dict[str, Any], where: str) -> None:
         exit_code=ExitCode.CANARY_FAILED if failed else ExitCode.INCONCLUSIVE,
         kind="canary",
         where=where,
-        fix="nothing was launched; the evidence is above and in the record"
+        fix=f"nothing was launched; the evidence is above and in {folder / 'verdict.json'}"
         if failed
         else "nothing was launched; run the same command again",
         evidence=evidence,

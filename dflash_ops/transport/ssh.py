@@ -195,7 +195,7 @@ class SshTransport:
                 f"cannot reach {connection.host}:{connection.port}: {error or type(error).__name__}",
                 kind="unreachable",
                 where=self.where,
-                fix=f"`ssh -p {connection.port} {connection.user}@{connection.host} true`",
+                fix=f"see why: `ssh -p {connection.port} {connection.user}@{connection.host} true`",
             ) from error
         return connection
 

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from dflash_ops.deploy.amounts import number, sized
 from dflash_ops.deploy.endings import what_next, why
 from dflash_ops.deploy.events import Event
 from dflash_ops.deploy.holder_lines import lease_line, lock_line, occupied_line
@@ -37,7 +38,8 @@ class HumanView:
             "built": self._built,
             "finding": self._finding,
             "checked": lambda e: self._say(
-                f"check    {e['findings'] or 'nothing'} found" + (f", {e['refused']} forbid it" if e["refused"] else "")
+                f"check    {e['findings'] or 'nothing'} found"
+                + (f", {number(e['refused'], 'error')}" if e["refused"] else "")
             ),
             "connected": lambda e: self._say(
                 f"connect  {escape(e['host'])}: {escape(e['hostname'])}, work directory {escape(e['workdir'])}"
@@ -48,10 +50,10 @@ class HumanView:
             ),
             "diagnosis": self._diagnosis,
             "sending": lambda e: self._say(
-                f"doctor   asset {escape(e['asset'])}: sending {e['files']} files, {_size(e['bytes'])}"
+                f"doctor   asset {escape(e['asset'])}: sending {number(e['files'], 'file')}, {sized(e['bytes'])}"
             ),
             "sent": lambda e: self._say(
-                f"doctor   asset {escape(e['asset'])}: {_size(e['bytes'])} sent, verified as a whole"
+                f"doctor   asset {escape(e['asset'])}: {sized(e['bytes'])} sent, verified as a whole"
             ),
             "asking": lambda e: self._say(f"doctor   asking {escape(e['what'])}"),
             "preparing": lambda e: self._say(f"prepare  {escape(e['why'])}"),
@@ -79,15 +81,15 @@ class HumanView:
                 f"restart  run {escape(str(e['run']))} is not started again: {escape(str(e['why']))}"
             ),
             "ended": self._ended,
-            "checkpoint": lambda e: self._say(f"collect  {escape(e['path'])} verified ({_size(e['bytes'])})"),
+            "checkpoint": lambda e: self._say(f"collect  {escape(e['path'])} verified ({sized(e['bytes'])})"),
             "collected": self._collected,
             "comparing": lambda e: self._say(
-                f"prune    comparing {e['runs']} old runs there with those in {escape(e['folder'])}"
+                f"prune    comparing {number(e['runs'], 'old run')} there with those in {escape(e['folder'])}"
             ),
             "prune": self._prune,
             "pruned": lambda e: self._say(
-                f"prune    {_size(e['freed_bytes'])} {'would be free' if e['dry_run'] else 'freed'}, "
-                f"{_size(e['kept_bytes'])} kept"
+                f"prune    {sized(e['freed_bytes'])} {'would be free' if e['dry_run'] else 'freed'}, "
+                f"{sized(e['kept_bytes'])} kept"
             ),
             "damaged": lambda e: self._say(
                 f"[yellow]warn[/]     the checkpoint {escape(str(e['path']))} is passed over: {escape(str(e['why']))}"
@@ -96,7 +98,7 @@ class HumanView:
                 f"resume   run {escape(str(e['run']))} ({escape(str(e['state']))}) from step {e['step']}: "
                 f"{escape(str(e['checkpoint']))}"
             ),
-            "phase": lambda e: self._say(f"stop     {escape(str(e['phase']))}: {escape(str(e.get('what', '')))}"),
+            "phase": lambda e: self._say(f"stop     {escape(str(e.get('what') or e['phase']))}"),
             "run": self._run,
             "lock": lambda e: self._say(f"lock     {escape(lock_line(e))}"),
             "lease": lambda e: self._say(f"lease    {escape(lease_line(e))}"),
@@ -122,11 +124,11 @@ class HumanView:
             self._say(f"  {escape(step['stage']):9}{escape(step['what'])}")
 
     def _built(self, event: Event) -> None:
-        dirty = f", {len(event['dirty'])} files differ from the commit" if event["dirty"] else ""
-        patches = f", {len(event['patches'])} patches" if event["patches"] else ""
+        dirty = f", {number(len(event['dirty']), 'file')} unlike the commit's" if event["dirty"] else ""
+        patches = f", {number(len(event['patches']), 'patch', 'patches')}" if event["patches"] else ""
         commit = f" at {event['commit'][:10]}" if event["commit"] else ""
         self._say(
-            f"build    release [bold]{event['release'][:12]}[/]: {event['files']} files, {_size(event['bytes'])}, "
+            f"build    release [bold]{event['release'][:12]}[/]: {event['files']} files, {sized(event['bytes'])}, "
             f"from {escape(event['source'])}{commit}{dirty}{patches}"
         )
 
@@ -142,7 +144,7 @@ class HumanView:
             self._say(f"    fix: {escape(event['fix'])}")
 
     def _staged(self, event: Event) -> None:
-        sent = f"{_size(event['sent'])} sent, every file verified" if event["sent"] else "already there: no bytes sent"
+        sent = f"{sized(event['sent'])} sent, every file verified" if event["sent"] else "already there: no bytes sent"
         self._say(f"stage    {event['release'][:12]}: {sent}")
 
     def _diagnosis(self, event: Event) -> None:
@@ -203,7 +205,7 @@ class HumanView:
 
     def _collected(self, event: Event) -> None:
         brought = (
-            f"{event['files']} files, {_size(event['bytes'])}, verified by sha256," if event["files"] else "nothing new"
+            f"{event['files']} files, {sized(event['bytes'])}, verified by sha256," if event["files"] else "nothing new"
         )
         self._say(f"collect  {brought} in {escape(event['folder'])}")
         for name in ("log", "metrics", "report"):
@@ -223,9 +225,11 @@ class HumanView:
 
     def _prune(self, event: Event) -> None:
         fate = {"goes": "[yellow]would go[/]" if event["dry_run"] else "[yellow]gone[/]", "stuck": "[red]stuck[/]"}
+        # a run's name is typed again, a digest is not
+        name = event["name"] if event["kind"] == "run" else event["name"][:12]
         self._say(
-            f"prune    {fate.get(event['fate'], 'stays')} {event['kind']} {escape(event['name'])} "
-            f"({_size(event['bytes'])}): {escape(event['why'])}"
+            f"prune    {fate.get(event['fate'], 'stays')} {event['kind']} {escape(name)} "
+            f"({sized(event['bytes'])}): {escape(event['why'])}"
         )
 
     def _run(self, event: Event) -> None:
@@ -265,11 +269,16 @@ class HumanView:
         )
 
     def _error(self, event: Event) -> None:
-        self._say(f"[bold red]error[/]    {escape(event['what'])}")
+        # one problem a line
+        what = str(event["what"]).replace("\n", "\n         ")
+        self._say(f"[bold red]error[/]    {escape(what)}")
         if event["where"]:
             self._say(f"  where  {escape(event['where'])}")
-        for line in _evidence_lines(event["evidence"]):
-            self._say(f"         {escape(line)}")
+        lines = _evidence_lines(event["evidence"])
+        # names that are offered are not listed twice
+        if not (isinstance(event["evidence"], list) and all(line in event["fix"] for line in lines)):
+            for line in lines:
+                self._say(f"         {escape(line)}".rstrip())
         if event["fix"]:
             self._say(f"  next   {escape(event['fix'])}")
 
@@ -291,12 +300,3 @@ def _evidence_lines(evidence: Any) -> list[str]:
     if isinstance(evidence, dict) and isinstance(evidence.get("log_tail"), list):
         return [str(line) for line in evidence["log_tail"]]
     return []
-
-
-def _size(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.2f} GiB"

@@ -65,7 +65,7 @@ def test_optimizer_state_comes_on_request(desk: Desk) -> None:
         for one in desk.run("doctor", "--playbook", "tiny").named("diagnosis")
         if f"as those of run {done.result['run']}" in one["what"]
     ]
-    assert f"3 checkpoints at once (all of the run's), {size / 2**30:.1f} GiB each" in told
+    assert f"3 checkpoints at once (all of the run's), {size / 1024:.1f} KiB each" in told
 
 
 def test_prune_takes_only_runs_that_are_whole_here(desk: Desk) -> None:

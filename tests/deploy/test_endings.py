@@ -13,7 +13,7 @@ from tests.commands import Desk
     ("fault", "kind", "words", "following"),
     [
         ("hangs-at-step-5", "stalled", "after step 4 (stall_s is 6)", "the stacks of its threads end its log"),
-        ("records-nan-at-step-5", "non_finite", "loss is NaN at step 5", "one before step 5"),
+        ("records-nan-at-step-5", "non_finite", "loss is NaN at step 5", "from before step 5"),
     ],
 )
 def test_why_it_was_ended_is_told_everywhere(desk: Desk, fault: str, kind: str, words: str, following: str) -> None:

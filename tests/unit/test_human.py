@@ -1,0 +1,49 @@
+"""What a person reads: each thing once, with what to type next."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_ops.deploy.amounts import number, sized
+from dflash_ops.deploy.events import Event
+from dflash_ops.ui.human import HumanView
+
+DIGEST = "4f465bfaaca0ea807d66b57229bb8f0d6bc7b4057ed271af1052e339f1bd61b3"
+
+
+def shown(event: Event, capfd: pytest.CaptureFixture[str]) -> str:
+    HumanView()(event)
+    return capfd.readouterr().err
+
+
+def error(**more: object) -> Event:
+    return {"event": "error", "what": "no", "where": "box", "fix": "", "evidence": None, **more}
+
+
+def test_names_that_are_offered_are_not_listed_twice(capfd: pytest.CaptureFixture[str]) -> None:
+    told = shown(error(fix="choose one of: a-1, b-2", evidence=["a-1", "b-2"]), capfd)
+    assert told.count("a-1") == told.count("b-2") == 1
+    assert "c-3" in shown(error(fix="choose one of: a-1", evidence=["a-1", "c-3"]), capfd)
+
+
+def test_the_end_of_a_log_is_shown_whole(capfd: pytest.CaptureFixture[str]) -> None:
+    told = shown(error(fix="its log: tail-logs", evidence="log\nkilled\n"), capfd)
+    assert [line.strip() for line in told.splitlines()[2:4]] == ["log", "killed"]
+
+
+def test_several_problems_stand_below_each_other(capfd: pytest.CaptureFixture[str]) -> None:
+    first, second = shown(error(what="one is wrong\ntwo is wrong"), capfd).splitlines()[:2]
+    assert first.index("one") == second.index("two")
+
+
+def test_a_digest_is_short_where_nobody_types_it(capfd: pytest.CaptureFixture[str]) -> None:
+    item: Event = {"event": "prune", "dry_run": True, "fate": "stays", "bytes": 2048, "why": "current"}
+    assert "4f465bfaaca0 (2.0 KiB): current" in shown({**item, "kind": "release", "name": DIGEST}, capfd)
+    run = "20261129-151233-quickstart-7f3a"
+    assert run in shown({**item, "kind": "run", "name": run}, capfd)
+
+
+def test_amounts() -> None:
+    assert (sized(0), sized(2355), sized(17 << 30)) == ("0 B", "2.3 KiB", "17.0 GiB")
+    assert (number(1, "patch", "patches"), number(2, "patch", "patches")) == ("1 patch", "2 patches")
+    assert (number(1, "file"), number(0, "file")) == ("1 file", "0 files")
