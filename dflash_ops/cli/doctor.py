@@ -32,6 +32,8 @@ def command(
 ) -> None:
     """What on this host blocks a run of this playbook, or will hurt later. Changes nothing there.
 
+    The trainer's own check of the settings needs its release there: `deploy` and `canary` ask it.
+
     Example: dflash-ops doctor --host ct200
     """
     from dflash_ops.config import load_playbook

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import yaml
 
 from dflash_ops.config import ConfigError, bundled, load_host, load_playbook
 from dflash_ops.config.document import read_document
@@ -92,6 +93,8 @@ def test_the_committed_schemas_are_current() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_examples_fit_and_name_their_schema(path: Path) -> None:
     assert accepts(kind(path), read_document(path).data)
+    # also where `1e-3` is text, as it is to most YAML readers
+    assert accepts(kind(path), yaml.safe_load(path.read_text()))
     named = re.match(r"# yaml-language-server: \$schema=(\S+)\n", path.read_text())
     assert named
     assert (path.parent / named[1]).resolve() == FOLDER / f"{kind(path)}.schema.json"
