@@ -18,6 +18,9 @@ def read_variables(host: Host, env: Mapping[str, str]) -> Variables:
     return Variables(dict(host.environment), {name: _read(name, source, env) for name, source in host.secrets.items()})
 
 
+WEBHOOK = "notify.webhook"
+
+
 def read_notify(host: Host, env: Mapping[str, str]) -> dict[str, object] | None:
     """What the host is to be told (docs/agent-protocol.md, `launch`). Raises OpsError (exit 2) without the URL."""
     notify = host.notify
@@ -25,9 +28,9 @@ def read_notify(host: Host, env: Mapping[str, str]) -> dict[str, object] | None:
         return None
     if notify.webhook is None:
         return {"command": list(notify.command or ())}
-    url = _read("notify.webhook", notify.webhook, env)
+    url = _read(WEBHOOK, notify.webhook, env)
     if not url.startswith(("http://", "https://")):
-        raise _refused("notify.webhook", notify.webhook, "it is no http or https URL", "give the whole URL there")
+        raise _refused(WEBHOOK, notify.webhook, "it is no http or https URL", "give the whole URL there")
     return {"webhook": url}
 
 
@@ -59,6 +62,6 @@ def _refused(name: str, source: str, why: str, fix: str) -> OpsError:
         f"the secret {name} cannot be read from {source}: {why}",
         exit_code=ExitCode.USAGE,
         kind="secret",
-        where="`secrets` of the host's file",
+        where=f"`{'notify' if name == WEBHOOK else 'secrets'}` of the host's file",
         fix=fix,
     )
