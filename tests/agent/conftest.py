@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,20 @@ def work(tmp_path: Path) -> Iterator[Path]:
     yield folder
     for path in (folder / "runs").glob("*"):
         Mark.of_run(folder, path.name).kill()
+
+
+@pytest.fixture
+def small_disk(request: pytest.FixtureRequest, work: Path) -> Iterator[Path]:
+    """The work directory on a disk of its own: 3 MB, or what the test says."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    work.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={getattr(request, 'param', '3m')}", "tmpfs", work]
+    mounted = subprocess.run(mount, capture_output=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"tmpfs cannot be mounted here: {mounted.stderr.decode()}")
+    yield work
+    subprocess.run(["umount", "--lazy", work], check=True)
 
 
 @pytest.fixture

@@ -6,12 +6,8 @@ import json
 import os
 import re
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.agent.client import Agent, Packed, alive, eventually, job
 
@@ -108,19 +104,6 @@ def test_the_log_of_a_lost_run_goes_on_and_ends_with_its_processes(agent: Agent,
         assert alive(pid)
     assert agent.call("stop", run="one", grace_s=1).result["remaining"] == []
     eventually(lambda: not alive(found["pump"]))
-
-
-@pytest.fixture
-def small_disk(work: Path) -> Iterator[Path]:
-    """The work directory on a disk of its own."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    work.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", work], capture_output=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip(f"tmpfs cannot be mounted here: {mounted.stderr.decode()}")
-    yield work
-    subprocess.run(["umount", "--lazy", work], check=True)
 
 
 def test_a_full_disk_does_not_hold_the_job_up(small_disk: Path, tmp_path: Path, release: Packed) -> None:

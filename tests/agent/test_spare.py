@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.agent.client import Agent, AgentFailed
-
-
-@pytest.fixture
-def small_disk(work: Path) -> Iterator[Path]:
-    """The work directory on a disk of its own."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    work.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", work]
-    mounted = subprocess.run(mount, capture_output=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip(f"tmpfs cannot be mounted here: {mounted.stderr.decode()}")
-    yield work
-    subprocess.run(["umount", "--lazy", work], check=True)
 
 
 def fill(folder: Path) -> None:
@@ -35,6 +18,7 @@ def fill(folder: Path) -> None:
             pass
 
 
+@pytest.mark.parametrize("small_disk", ["20m"], indirect=True)
 def test_what_makes_room_works_on_a_full_disk(small_disk: Path) -> None:
     with Agent(small_disk) as agent:
         agent.call("facts")
