@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import Ended, Json, Trainer
+from .harness import Ended, Json, Living, Trainer
 from .suite import with_changes
 from .test_contract import TESTS, tiny_settings
 
@@ -175,3 +176,24 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     assert ended.code not in (0, 2, 6, 7, 20)
     assert "the loss is nan in worker 0 at step 5" in ended.errors
     assert [r["step"] for r in ended.records() if r["kind"] == "step"] == [1, 2, 3, 4]
+
+
+def test_hangs_at_step_5_and_lives(tmp_path: Path) -> None:
+    fault = broken("hangs-at-step-5", tmp_path)
+    settings = fault.ready(training={"steps": 8})
+    with fault.trainer.started("run", settings, "run") as living:
+        living.until(lambda: living.steps() == 4)
+        living.until(lambda: "threading.py" in _stacks(living) and "compute" in _stacks(living))
+        assert living.steps() == 4
+
+
+def _stacks(living: Living) -> str:
+    living.send(signal.SIGUSR1)
+    return living.errors.read_text()
+
+
+def test_a_nan_in_the_metrics_alone_stops_nothing(tmp_path: Path) -> None:
+    ended = broken("records-nan-at-step-5", tmp_path).run(steps=8)
+    assert ended.code == 0
+    losses = [record["loss"] for record in ended.records() if record["kind"] == "step"]
+    assert [math.isnan(loss) for loss in losses] == [False] * 4 + [True] + [False] * 3
