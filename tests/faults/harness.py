@@ -90,11 +90,15 @@ def _next_commands(site: Site) -> Iterable[str]:
     """What a person types next must work: stop what lives, deploy again, collect everything."""
     # the client or the agent may have gone while a run was launched, which goes on
     wait_until(lambda: bool(site.living_runs()) or not site.supervisors(), "a run that is launched begins")
-    for run in site.living_runs():
-        stopped = _typed_well(site, "stop", run)
-        if stopped.events[-1]["remaining"]:
-            yield f"stop left processes: {stopped.events[-1]}"
-    deployed = _typed_well(site, "deploy", "--playbook", "tiny", *_steps(SHORT_STEPS))
+    yield from _stop_all(site)
+    again = ["deploy", "--playbook", "tiny", *_steps(SHORT_STEPS)]
+    deployed = site.type(*again)
+    deployed.wait()
+    if any(event.get("kind") == "busy" for event in deployed.events) and site.living_runs():
+        # that run was being launched while we looked: the refusal names it, and says what to type
+        yield from _stop_all(site)
+        deployed = site.type(*again)
+    _ended_well(deployed, again)
     states = {}
     for run in site.runs():
         last = deployed.events[-1]
@@ -102,6 +106,13 @@ def _next_commands(site: Site) -> Iterable[str]:
             last = _typed_well(site, "collect", run).events[-1]
         states[run] = str(last["state"])
     yield from after_all(site, states)
+
+
+def _stop_all(site: Site) -> Iterable[str]:
+    for run in site.living_runs():
+        stopped = _typed_well(site, "stop", run)
+        if stopped.events[-1]["remaining"]:
+            yield f"stop left processes: {stopped.events[-1]}"
 
 
 def _steps(count: int) -> list[str]:
@@ -112,11 +123,15 @@ def _steps(count: int) -> list[str]:
 def _typed_well(site: Site, *words: str) -> Command:
     """A command over a good link, which must end well."""
     command = site.type(*words)
+    _ended_well(command, words)
+    return command
+
+
+def _ended_well(command: Command, words: Sequence[str]) -> None:
     command.wait()
     if command.code != 0:
         errors = [event for event in command.events if event["event"] == "error"]
         raise Stuck(f"`{' '.join(words)}` ended with {command.code}: {errors} {command.err.read_text()}")
-    return command
 
 
 def _refuse(site: Site, case: Case, problems: Iterable[str]) -> None:
