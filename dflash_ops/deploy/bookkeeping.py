@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -96,35 +97,29 @@ class Bookkeeper:
 
     def _restarted(self, event: Event) -> Entry:
         """By its host: as what it goes on with, as far as this command knows that."""
-        return Entry(
-            host=self._host,
-            run=event["child"],
-            kind=RUN,
-            seen=event["time"],
-            state="RUNNING",
-            playbook=self._record.get("playbook"),
-            release=self._record.get("release"),
-            started=event["time"],
-            skipped=self._record.get("skipped_canary"),
-            parent=event["run"],
-            devices=self._devices,
-        )
+        began = self._began(event["child"], event["time"])
+        return replace(began, skipped=self._record.get("skipped_canary"), parent=event["run"])
 
     def _launched(self, event: Event) -> Entry:
         skipped = event.get("skipped_canary")
-        return Entry(
-            host=self._host,
-            run=event["run"],
-            kind=RUN,
-            seen=event["time"],
-            state="RUNNING",
-            playbook=self._record.get("playbook"),
-            release=self._record.get("release"),
-            started=event["time"],
+        return replace(
+            self._began(event["run"], event["time"]),
             verdict=None if skipped else "pass",
             skipped=skipped,
             parent=self._record.get("parent"),
-            devices=self._devices,
             folder=self._folder,
             launched=event["time"],
+        )
+
+    def _began(self, run: str, when: float) -> Entry:
+        return Entry(
+            host=self._host,
+            run=run,
+            kind=RUN,
+            seen=when,
+            state="RUNNING",
+            playbook=self._record.get("playbook"),
+            release=self._record.get("release"),
+            started=when,
+            devices=self._devices,
         )

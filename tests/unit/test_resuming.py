@@ -24,7 +24,7 @@ def point(**training: Any) -> Point:
         "policy": {"grace_s": 20, "restarts": 2, "of_a_later_version": True},
         "settings": {"workload": WORKLOAD, "training": {**TRAINING, **training}},
     }
-    return Point("one", "FAILED", "f" * 64, "/work/runs/one/out/checkpoints/step-000008", 8, raw)
+    return Point("one", "FAILED", "f" * 64, "/var/lib/dflash-ops/runs/one/out/checkpoints/step-000008", 8, raw)
 
 
 def test_its_settings_are_the_runs_own_and_nothing_is_added() -> None:
@@ -32,7 +32,7 @@ def test_its_settings_are_the_runs_own_and_nothing_is_added() -> None:
     settings = playbook.settings("two", None, "/cache")
     # a default that the run did not name is its release's own
     assert settings["workload"] == WORKLOAD
-    resumed = {"learning_rate": 0.01, "resume_from": "/work/runs/one/out/checkpoints/step-000008"}
+    resumed = {"learning_rate": 0.01, "resume_from": "/var/lib/dflash-ops/runs/one/out/checkpoints/step-000008"}
     assert settings["training"] == {**TRAINING, **resumed}
     assert (playbook.name, playbook.trainer.module, playbook.run.canary_max_age_h) == ("tiny", "tiny_trainer", 2)
 
