@@ -17,7 +17,7 @@ from dflash_ops.deploy.events import Events
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0),
+    type=click.IntRange(min=0),
     metavar="SECONDS",
     help="Stop waiting after this long (exit code 10); the run goes on.",
 )
@@ -29,7 +29,7 @@ def command(
     run: str | None,
     host: str | None,
     inventory: Path | None,
-    timeout_s: float | None,
+    timeout_s: int | None,
 ) -> None:
     """Wait until a run (default: the latest) has ended: exit code 0 if it SUCCEEDED or was STOPPED, 8 otherwise.
 

@@ -49,7 +49,7 @@ def reboot(desk: Desk, run: str) -> None:
 def test_after_a_reboot_without_the_playbook_and_then_with_more_steps(desk: Desk) -> None:
     desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 5000, "checkpoint_every": 1})
     first = desk.deploy("--detach", playbook="slow").result["run"]
-    waited = desk.run("wait", "--timeout", "0.1")
+    waited = desk.run("wait", "--timeout", "1")
     assert (waited.code, waited.result["run"]) == (10, first)
     checkpoints = host_folder(desk, first) / "out" / "checkpoints"
     eventually(lambda: len(list(checkpoints.glob("step-??????/manifest.json"))) >= 3)
