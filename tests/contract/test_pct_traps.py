@@ -135,7 +135,7 @@ def test_a_container_that_stays_locked_is_said_and_met_again(desk: Desk, rig: Ri
             assert desk.run("runs").code == 0
             assert "locked by another pct command" in process.until_event("link_lost")["what"]
         assert process.rest()[-1]["exit"] == 0
-    assert rig.node_run(["sh", "-c", "ls -d /tmp/dflash-ops.* 2>/dev/null"]).stdout == ""
+    assert rig.left_of_pushes() == []
 
 
 def test_a_link_where_the_archive_goes_is_not_followed(desk: Desk, rig: Rig) -> None:

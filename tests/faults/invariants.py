@@ -203,8 +203,7 @@ def _nothing_unfinished(site: Site) -> Iterator[str]:
     yield from (f"{path.relative_to(work)} was left on the host" for path in (work / "scratch").glob("*"))
     yield from (f"{path} was left here" for path in site.desk.runs.rglob("*") if UNFINISHED.fullmatch(path.name))
     if site.rig is not None:
-        left = site.rig.node_run(["sh", "-c", "ls -d /tmp/dflash-ops.* 2>/dev/null || true"]).stdout.split()
-        yield from (f"{path} was left on the node" for path in left)
+        yield from (f"{path} was left on the node" for path in site.rig.left_of_pushes())
 
 
 def _never_two_launched(site: Site) -> Iterator[str]:

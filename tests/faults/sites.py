@@ -56,7 +56,9 @@ class Ground:
         folder = self.folder / f"{number:03d}"
         folder.mkdir()
         rig = None if way == "local" else self.rig()
-        parent = f"/var/lib/{self.folder.name}-{number:03d}" if way.startswith("pct") else str(folder / "host")
+        # processes are found by this name from outside the containers, and each xdist worker has a container
+        in_container = way.startswith("pct") and rig is not None
+        parent = f"/var/lib/{rig.folder.name}-{number:03d}" if in_container else str(folder / "host")
         link = stack.enter_context(Link(rig.port)) if rig is not None else None
         site = Site(way, Desk(folder), parent, self.typist, rig, link)
         stack.callback(site.clear)

@@ -17,6 +17,8 @@ from tests.rig.state import State
 
 SYSTEMD_UP = {"running", "degraded"}
 START_S = 60
+PUSH_S = 30
+"""No push of a test takes longer."""
 UNSHARE = ["unshare", "--mount", "--propagation=slave", "--pid", "--mount-proc", "--fork", "--kill-child"]
 # The environment that sshd gives root, for what tests run on the node without ssh.
 NODE_ENVIRONMENT = {
@@ -137,6 +139,19 @@ class Rig:
             env=NODE_ENVIRONMENT,
             timeout=timeout_s,
         )
+
+    def left_of_pushes(self) -> list[str]:
+        """What pushes left on the node. Rigs that run side by side share /tmp: what is there now and goes away was a
+        push of another's."""
+        deadline = time.monotonic() + PUSH_S
+        left = self._in_tmp()
+        while left and time.monotonic() < deadline:
+            time.sleep(0.1)
+            left &= self._in_tmp()
+        return sorted(left)
+
+    def _in_tmp(self) -> set[str]:
+        return set(self.node_run(["find", "/tmp", "-maxdepth", "1", "-name", "dflash-ops.*"]).stdout.split())
 
     def ssh_argv(self, command: str, *, host: str = node) -> list[str]:
         """The system's ssh with the rig's configuration, running `command` on `host` (`node` or `box`)."""
