@@ -20,6 +20,7 @@ from dflash_ops.ui.plain import plain_value
 MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warn[/]", "blocker": "[red]stop[/]"}
 OUTCOMES = {
     "pass": "[green]pass[/]",
+    "warn": "[yellow]warn[/]",
     "fail": "[bold red]fail[/]",
     "inconclusive": "[yellow]inconclusive[/]",
     "not_checked": "[dim]not checked[/]",
@@ -153,17 +154,20 @@ class HumanView:
             self._say(f"           {escape(event['fix'])}")
 
     def _verdict(self, event: Event) -> None:
-        if event["reused"]:
-            self._say(f"canary   {OUTCOMES[event['outcome']]}, reused: {escape(event['why'])}")
-            return
         passed = 0
         for check in event["checks"]:
             if check["outcome"] == "pass":
                 passed += 1
                 continue
+            if event["reused"] and check["outcome"] != "warn":
+                # said when it was made; a warning is worth saying again
+                continue
             worker = "" if check.get("worker") is None else f" worker {check['worker']}"
             summary = escape(gist(check.get("summary", "")))
             self._say(f"         {OUTCOMES[check['outcome']]} {escape(check['id'])}{worker}: {summary}")
+        if event["reused"]:
+            self._say(f"canary   {OUTCOMES[event['outcome']]}, reused: {escape(event['why'])}")
+            return
         self._say(f"canary   {OUTCOMES[event['outcome']]}: {escape(gist(event['summary']))} ({passed} checks passed)")
 
     def _launched(self, event: Event) -> None:

@@ -47,3 +47,19 @@ def test_amounts() -> None:
     assert (sized(0), sized(2355), sized(17 << 30)) == ("0 B", "2.3 KiB", "17.0 GiB")
     assert (number(1, "patch", "patches"), number(2, "patch", "patches")) == ("1 patch", "2 patches")
     assert (number(1, "file"), number(0, "file")) == ("1 file", "0 files")
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_warning_of_the_canary_is_shown_also_when_its_verdict_is_reused(
+    reused: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    checks = [
+        {"id": "gradients", "worker": 0, "outcome": "pass", "summary": "all well"},
+        {"id": "throughput", "worker": None, "outcome": "warn", "summary": "a fifth slower than before"},
+        {"id": "cuda_graphs", "worker": None, "outcome": "not_checked", "summary": "no CUDA"},
+    ]
+    verdict: Event = {"event": "verdict", "outcome": "pass", "summary": "proven", "checks": checks}
+    told = shown({**verdict, "reused": reused, "why": "made an hour ago"}, capfd)
+    assert "warn throughput: a fifth slower than before" in told
+    assert "all well" not in told and ("no CUDA" in told) is not reused
+    assert told.splitlines()[-1].startswith("canary   pass")

@@ -19,9 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class Outcome(str, enum.Enum):
-    """Of a check, and (all but `NOT_CHECKED`) of the whole canary."""
+    """Of a check; of the whole canary only pass, fail and inconclusive."""
 
     PASS = "pass"  # noqa: S105 -- not a password
+    WARN = "warn"
     FAIL = "fail"
     INCONCLUSIVE = "inconclusive"
     NOT_CHECKED = "not_checked"
@@ -76,18 +77,19 @@ class Evidence:
 
     @property
     def outcome(self) -> Outcome:
-        """Fail before inconclusive before pass; what was not checked counts for nothing."""
+        """Fail before inconclusive before pass; a warning passes, and what was not checked counts for nothing."""
         found = {check.outcome for check in self.checks}
         for outcome in (Outcome.FAIL, Outcome.INCONCLUSIVE):
             if outcome in found:
                 return outcome
-        return Outcome.PASS if Outcome.PASS in found else Outcome.INCONCLUSIVE
+        return Outcome.PASS if found & {Outcome.PASS, Outcome.WARN} else Outcome.INCONCLUSIVE
 
     def write(self, passed: str) -> int:
         """Write the file (last of all) and return the exit code. `passed` is the summary when nothing is wrong."""
         outcome, checks = self.outcome, self.checks
         worst = next((check for check in checks if check.outcome is outcome), None)
-        summary = passed
+        warned = sorted({check.id for check in checks if check.outcome is Outcome.WARN})
+        summary = passed + (f"; warned: {', '.join(warned)}" if warned else "")
         if outcome is not Outcome.PASS and worst is not None:
             who = "" if worst.worker is None else f" (drafter {worst.worker})"
             summary = f"{worst.id}{who}: {worst.summary.strip().splitlines()[-1]}"
