@@ -34,7 +34,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _folder(item.path) in SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)
+        if (cuda := item.get_closest_marker("cuda")) is not None:
+            _needs_gpus(item, *cuda.args)
     items.sort(key=lambda item: (_group(item.path), item.get_closest_marker("slow") is not None))
+
+
+def _needs_gpus(item: pytest.Item, wanted: int = 1) -> None:
+    import torch
+
+    if (there := torch.cuda.device_count()) < wanted:
+        item.add_marker(pytest.mark.skip(reason=f"needs {wanted} CUDA GPUs, {there} are here"))
 
 
 def _folder(path: Path) -> str:

@@ -22,10 +22,10 @@ from trainer.checkpoint import save_checkpoint
 from trainer.collector import keep_from_collector, paused_collector
 from trainer.compile import Gate, steady_phase
 from trainer.errors import InputError
-from trainer.exchange import Exchange, ThreadExchange
 from trainer.files import write_json
 from trainer.judge import Judgement, judge
 from trainer.metrics import MetricsFile
+from trainer.nccl_exchange import exchange_between
 from trainer.optimizer import learning_rate_at
 from trainer.parts import Parts, available_cpus, load_parts, order_facts
 from trainer.queues import Assignments, OrderedQueue
@@ -109,6 +109,7 @@ class _Training:
         self._metrics = metrics
         self._stop = stop
         self._abort = Abort()
+        self._exchange = exchange_between(parts.placement.drafters, self._abort)
         self._first = parts.start.step
         self.last_step = parts.settings.training.steps
         if limit_steps is not None:
@@ -128,6 +129,7 @@ class _Training:
 
         def opened() -> None:
             forbid()
+            self._exchange.open()
             keep_from_collector()
             building.close()
             log.info("warmed up in %.1f s", time.monotonic() - started)
@@ -150,7 +152,6 @@ class _Training:
     def _workers(self, gate: Gate) -> list[Worker]:
         parts, work, training = self._parts, self._parts.settings.workload, self._parts.settings.training
         drafters = parts.placement.drafters
-        exchange: Exchange = ThreadExchange(len(drafters), self._abort)
         board = StepBoard(len(drafters), self._write_step)
         depth = max(_QUEUE_DEPTH, work.accumulation)
         self._queues = [OrderedQueue(depth, self._abort) for _ in drafters]
@@ -186,7 +187,7 @@ class _Training:
                 device=device,
                 build=self._build,
                 queue=self._queues[index],
-                exchange=exchange,
+                exchange=self._exchange,
                 plan=plan,
                 board=board,
                 gate=gate,

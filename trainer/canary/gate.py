@@ -22,7 +22,7 @@ from trainer.canary.witness import (
 )
 from trainer.compile import CompileEvent, CompileLog, Gate, GraphCounts, graph_counts, steady_phase
 from trainer.errors import Aborted, WorkerFailed
-from trainer.exchange import ThreadExchange
+from trainer.nccl_exchange import exchange_between
 from trainer.parts import Parts, load_parts
 from trainer.queues import OrderedQueue
 from trainer.replica import build_replica
@@ -89,6 +89,7 @@ class _GateRun:
             WorkerRecord(random_batches(parts, index, self._steps * self._micros)) for index in range(drafters)
         ]
         self._abort = Abort()
+        self._exchange = exchange_between(parts.placement.drafters, self._abort)
         self._log = CompileLog()
         self._steady_from: int | None = None
         self._opened: GraphCounts | None = None
@@ -107,6 +108,7 @@ class _GateRun:
 
             def opened() -> None:
                 self._steady_from = len(self._log.events)
+                self._exchange.open()
                 self._opened = graph_counts()
                 forbid()
 
@@ -128,7 +130,7 @@ class _GateRun:
         )
 
     def _workers(self, gate: Gate) -> list[DrafterWorker]:
-        exchange = WatchedExchange(ThreadExchange(len(self._records), self._abort), self._records)
+        exchange = WatchedExchange(self._exchange, self._records)
         board = StepBoard(len(self._records), _unwritten)
         plan = TrainingPlan(
             first_step=0,

@@ -108,6 +108,10 @@ class WatchedExchange:
         self._inner = inner
         self._records = records
 
+    def open(self) -> None:
+        """See `Exchange`."""
+        self._inner.open()
+
     def scalars(self, worker: int, values: Sequence[float]) -> list[float]:
         """See `Exchange`."""
         return self._inner.scalars(worker, values)
