@@ -37,7 +37,7 @@ def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     refuse_changed(work, job.assets)
 
     binding, store = stamp(job), VerdictStore.of(work)
-    name = new_id()
+    name = args.optional_run("name") or new_id()
     folder = work.canaries / name
     out = folder / "out"
     about = {"canary": name, "release": job.digest, "binding": binding.digest, "devices": binding.devices}
@@ -61,7 +61,7 @@ def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     if outcome is Outcome.PASS:
         # the rehearsal's checkpoints are as large as a run's
         remove_tree(out)
-    _prune(work)
+    _prune(work, folder)
     return {"verdict": verdict.to_json()}
 
 
@@ -108,6 +108,8 @@ def _changed(args: Arguments, work: WorkDir, before: Binding) -> Optional[str]:
     return f"while the canary ran, the host changed: it was {' and '.join(differences)} before" if differences else None
 
 
-def _prune(work: WorkDir) -> None:
-    for folder in sorted(work.canaries.iterdir(), reverse=True)[KEPT:]:
+def _prune(work: WorkDir, newest: Path) -> None:
+    """A name's time is its workstation's: it says nothing of which came last here."""
+    others = [folder for folder in work.canaries.iterdir() if folder != newest]
+    for folder in sorted(others, key=lambda path: path.lstat().st_mtime, reverse=True)[KEPT - 1 :]:
         remove_tree(folder)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from .files import is_safe_relative, open_regular, read_json, sha256_stream
 from .runs import RunFolder
+from .watch import NON_FINITE
 from .workdir import WorkDir
 
+NOWHERE = -1
+"""Before any step."""
 _MANIFEST = "manifest.json"
 
 
@@ -50,32 +53,62 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A checkpoint that is not used, and why."""
+    """A checkpoint that is not used, and why: it is damaged, or its weights may be no numbers."""
 
     path: Path
     why: str
 
 
 def last_whole(work: WorkDir, folder: RunFolder) -> Tuple[Optional[Checkpoint], List[Damaged]]:
-    """The newest checkpoint of the run that is whole, and the newer ones that are not.
+    """The newest checkpoint of the run that is whole, and the newer ones that are not used.
 
+    After a loss that is none only those up to the last finite step count.
     A run that wrote none of its own is continued from where it began itself, and so on back to the first run.
     """
     damaged: List[Damaged] = []
-    for found in _newest_first(work, folder):
-        why = found.damage()
+    for found, bound in _newest_first(work, folder, finite_up_to):
+        why = f"the last finite loss before it was at step {bound}" if _is_after(found, bound) else found.damage()
         if why is None:
             return found, damaged
         damaged.append(Damaged(found.path, why))
     return None, damaged
 
 
-def _newest_first(work: WorkDir, folder: RunFolder) -> Iterator[Checkpoint]:
+def last_finite(work: WorkDir, folder: RunFolder, good_step: Optional[int]) -> Optional[Checkpoint]:
+    """What a run could be continued from whose exit.json does not say yet that it was finite up to `good_step`.
+
+    Its files are not read.
+    """
+
+    def bound_of(one: RunFolder) -> Optional[int]:
+        return (NOWHERE if good_step is None else good_step) if one.run == folder.run else finite_up_to(one)
+
+    found = (one for one, bound in _newest_first(work, folder, bound_of) if not _is_after(one, bound))
+    return next(found, None)
+
+
+def finite_up_to(folder: RunFolder) -> Optional[int]:
+    """The last step up to which the run's loss was a number; None: it always was."""
+    reason = (folder.ended() or {}).get("reason")
+    if not isinstance(reason, dict) or reason.get("kind") != NON_FINITE:
+        return None
+    good = reason.get("good_step")
+    return good if isinstance(good, int) else NOWHERE
+
+
+def _is_after(found: Checkpoint, bound: Optional[int]) -> bool:
+    return bound is not None and found.step > bound
+
+
+def _newest_first(
+    work: WorkDir, folder: RunFolder, bound_of: Callable[[RunFolder], Optional[int]]
+) -> Iterator[Tuple[Checkpoint, Optional[int]]]:
+    """Each with the last finite step of its run."""
     seen = set()
     while folder.run not in seen:
         seen.add(folder.run)
-        own = [Checkpoint.at(path) for path in (folder.out / "checkpoints").glob("*")]
-        yield from sorted((found for found in own if found is not None), key=lambda found: -found.step)
+        bound = bound_of(folder)
+        yield from ((found, bound) for found in own_checkpoints(folder))
         parent = folder.record().get("parent")
         if not isinstance(parent, str):
             break
@@ -83,7 +116,13 @@ def _newest_first(work: WorkDir, folder: RunFolder) -> Iterator[Checkpoint]:
     # the first run of all may have begun from a checkpoint that somebody brought there
     began = _began_from(folder)
     if began is not None:
-        yield began
+        yield began, None
+
+
+def own_checkpoints(folder: RunFolder) -> List[Checkpoint]:
+    """Those that the run itself wrote, newest first."""
+    own = [Checkpoint.at(path) for path in (folder.out / "checkpoints").glob("*")]
+    return sorted((found for found in own if found is not None), key=lambda found: -found.step)
 
 
 def _began_from(folder: RunFolder) -> Optional[Checkpoint]:

@@ -26,7 +26,7 @@ from .occupied import refuse_if_occupied
 from .policy import Policy
 from .processes import Mark, ProcessId, boot_id
 from .resume import refuse_if_alive, refuse_if_stopped
-from .runs import RunFolder, RunState, find_run
+from .runs import RunFolder, RunState, find_run, next_sequence
 from .successor import Kind, Outcome, Successor
 from .workdir import WorkDir
 
@@ -158,6 +158,7 @@ def _begin(work: WorkDir, order: Order, admission: Admission, gpu_memory: Option
         "restart": order.restart,
         "policy": order.policy.to_json(),
         "unit": f"dflash-ops-{run}" if can_start_units() else None,
+        "sequence": next_sequence(work),
         "started": time.time(),
     }
     if job.variables.secrets:

@@ -77,6 +77,21 @@ def pids() -> List[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
+def process_with(words: List[str]) -> Optional[ProcessId]:
+    """A living process whose command line has these words one after the other."""
+    wanted = b"\0" + b"\0".join(os.fsencode(word) for word in words) + b"\0"
+    # twice: one that forks and ends is missed between the list and the look
+    for pid in [*pids(), *pids()]:
+        try:
+            found = wanted in b"\0" + Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        process = ProcessId.of(pid) if found else None
+        if process is not None:
+            return process
+    return None
+
+
 @dataclass(frozen=True)
 class Mark:
     """What all processes of one run, or of one job of a conversation, carry in their environment.

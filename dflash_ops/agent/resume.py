@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+import shlex
+from typing import Any, Dict, Iterator, List, Optional
 
 from .arguments import Arguments
-from .checkpoints import last_whole
+from .checkpoints import NOWHERE, Checkpoint, finite_up_to, last_whole, own_checkpoints
 from .conversation import Conversation
 from .errors import AgentError, ExitCode
 from .files import read_json
-from .runs import RunFolder, RunState, find_run
+from .runs import RunFolder, RunState, all_runs, find_run
+from .workdir import WorkDir
 
 
 def op_resumable(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
-    """Event `damaged` for each checkpoint that is passed over; AgentError `alive`, `damaged_run` or `no_checkpoint`."""
+    """Event `damaged` for each checkpoint that is passed over.
+
+    AgentError `alive`, `damaged_run`, `no_checkpoint` or `gone_on`.
+    """
     work = conversation.work
     folder = find_run(work, args.optional_run())
     refuse_if_alive(folder)
@@ -39,6 +44,7 @@ def op_resumable(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
             ExitCode.RUN_FAILED,
             [f"{one.path.name}: {one.why}" for one in damaged],
         )
+    _refuse_if_gone_on(work, folder, found)
     return {
         "run": folder.run,
         "state": folder.state().value,
@@ -66,6 +72,52 @@ def refuse_if_alive(folder: RunFolder) -> None:
     if left:
         what = f"is {state.value}, but its processes {left} live"
         raise _alive(folder, what, f"end them: dflash-ops stop {folder.run}; then resume")
+
+
+def _refuse_if_gone_on(work: WorkDir, folder: RunFolder, found: Checkpoint) -> None:
+    """AgentError `gone_on` where a run that continued this one still goes on, or came further: its steps would be
+    trained once more, beside it."""
+    for later in _descendants(work, folder):
+        own = _finite_steps(later)
+        if not later.goes_on and own <= found.step:
+            continue
+        state = later.state().value
+        if later.goes_on:
+            what, fix = f"which is {state}", f"see it: dflash-ops tail-logs -f {later.run}"
+        else:
+            what = f"which is {state} and has a checkpoint at step {own}; its own last is at step {found.step}"
+            fix = f"go on with that one: dflash-ops resume {later.run}"
+        back = f"dflash-ops deploy --set training.resume_from={shlex.quote(str(found.path))}"
+        raise AgentError(
+            "gone_on",
+            f"run {folder.run} went on as run {later.run}, {what}",
+            "runs of the host",
+            f"{fix}; to go back to step {found.step} all the same: {back}",
+            ExitCode.RUN_FAILED,
+            later.run,
+        )
+
+
+def _descendants(work: WorkDir, folder: RunFolder) -> Iterator[RunFolder]:
+    """Runs that continue it, or one of those; the furthest first."""
+    children: Dict[Optional[str], List[RunFolder]] = {}
+    for other in all_runs(work):
+        children.setdefault(other.record().get("parent"), []).append(other)
+    found: List[RunFolder] = []
+    names = [folder.run]
+    while names:
+        # taken out: a damaged record may name its own child as its parent
+        below = children.pop(names.pop(), [])
+        found += below
+        names += [one.run for one in below]
+    yield from sorted(found, key=lambda one: (one.goes_on, _finite_steps(one)), reverse=True)
+
+
+def _finite_steps(folder: RunFolder) -> int:
+    """Of its newest own checkpoint that can be gone on from."""
+    bound = finite_up_to(folder)
+    steps = [one.step for one in own_checkpoints(folder) if bound is None or one.step <= bound]
+    return max(steps, default=NOWHERE)
 
 
 def refuse_if_stopped(parent: RunFolder) -> None:

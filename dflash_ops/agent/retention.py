@@ -30,6 +30,8 @@ class Retention:
         self._scores = Scores(folder.metrics)
         self._next_look = 0.0
         self._settled: Optional[List[str]] = None
+        self.good_step: Optional[int] = None
+        """Up to this step the weights are known to be finite: of those checkpoints the newest stays too."""
 
     def tend(self) -> None:
         """To be called often: it looks every two seconds, and acts when a checkpoint is new. May raise OSError."""
@@ -56,9 +58,12 @@ class Retention:
         kept = {one.path for one in complete[-self._policy.keep_last :]}
         self._scores.read()
         kept |= {one.path for one in best(complete, self._scores)[: self._policy.keep_best]}
+        finite = [one.path for one in complete if self.good_step is not None and one.step <= self.good_step]
+        lagging = not kept.issuperset(finite[-1:])
+        kept |= set(finite[-1:])
         spare = [one.path for one in complete if one.path not in kept]
         # what is held now may go later, so then the next look is not the last
-        self._settled = names if not spare else None
+        self._settled = names if not spare and not lagging else None
         if spare:
             with exclusive(guard(self._folder)):
                 held = pinned(self._folder) | resumed_from(self._folder)

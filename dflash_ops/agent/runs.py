@@ -13,7 +13,7 @@ from .conversation import Conversation
 from .errors import AgentError, ExitCode
 from .files import read_json, tail_lines
 from .logfiles import LogFolder
-from .processes import Mark, ProcessId, boot_id
+from .processes import Mark, ProcessId, boot_id, process_with
 from .successor import Kind, Outcome, Successor
 from .watch import plain
 from .workdir import WorkDir
@@ -92,7 +92,12 @@ class RunFolder:
         """The supervisor's process, if it lives in this boot."""
         state = read_json(self.state_file) or {}
         process = ProcessId.from_json(state.get("supervisor"))
-        return process if process is not None and state.get("boot_id") == boot_id() and process.alive else None
+        if process is None or state.get("boot_id") != boot_id():
+            return None
+        if process.alive:
+            return process
+        # who launched it may have been killed before the supervisor wrote of itself: it may be on its way
+        return None if state.get("job") else process_with(["supervise", str(self.path)])
 
     def state(self) -> RunState:
         supervised = self.supervisor() is not None
@@ -141,6 +146,11 @@ class RunFolder:
         started = self.record().get("started")
         return float(started) if isinstance(started, (int, float)) else file.stat().st_mtime
 
+    def sequence(self) -> Optional[int]:
+        """Its number among the runs of this work directory; None where the record is damaged."""
+        found = self.record().get("sequence")
+        return found if isinstance(found, int) else None
+
     @property
     def mark(self) -> Mark:
         """What finds all that lives and was started for this run."""
@@ -183,14 +193,28 @@ class RunFolder:
 
 
 def all_runs(work: WorkDir) -> List[RunFolder]:
-    """Every run that was begun, newest first."""
+    """Every run that was begun, newest first, whatever the wall clock did in between.
+
+    One whose record is damaged comes after those that began before it, as far as the clock tells.
+    """
     begun = []
     for path in work.runs.iterdir():
         folder = RunFolder(path)
         started = folder.begun()
         if started is not None:
-            begun.append((started, path.name, folder))
-    return [folder for _, _, folder in sorted(begun, key=lambda item: item[:2], reverse=True)]
+            begun.append((folder.sequence(), started, path.name, folder))
+    numbered = [(number, started) for number, started, _, _ in begun if number is not None]
+
+    def place(number: Optional[int], started: float) -> int:
+        return max((n for n, before in numbered if before <= started), default=0) if number is None else number
+
+    ordered = sorted(((place(number, started), started, name), folder) for number, started, name, folder in begun)
+    return [folder for _, folder in reversed(ordered)]
+
+
+def next_sequence(work: WorkDir) -> int:
+    """For a run that begins. To be called under the guard."""
+    return 1 + max((folder.sequence() or 0 for folder in all_runs(work)), default=0)
 
 
 def find_run(work: WorkDir, run: Optional[str]) -> RunFolder:

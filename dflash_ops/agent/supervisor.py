@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional
 
 from . import cgroup
 from .accounts import find_account, popen_options
+from .checkpoints import last_finite
 from .children import say
 from .errors import AgentError
 from .files import read_json, write_json
@@ -107,6 +109,7 @@ class Supervisor:
             self._sleep(wake)
         self._clear()
         self._drain(wake)
+        self._look_once_more()
         self._keep_checkpoints(self._retention.finish)
         restart = Restart(self._folder, self._secrets, self._agent_file)
         self._finish(self._status, (cgroup.oom_kills() or 0) - kills_before, restart)
@@ -247,6 +250,7 @@ class Supervisor:
             signal_group(self._pid, signal.SIGKILL)
 
     def _keep_checkpoints(self, look: Callable[[], None]) -> None:
+        self._retention.good_step = self._watch.good_step
         try:
             look()
         except OSError as error:
@@ -298,7 +302,12 @@ class Supervisor:
     def _finish(self, status: int, oom_kills: int, restart: Restart) -> None:
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        trouble = self._last_trouble(code)
+        # a stall does not count where it came to its end after all; a loss that is none does however it ended
+        stalled = self._trouble is not None and self._trouble.kind != NON_FINITE
+        trouble = None if stalled and code == 0 else self._trouble
+        if trouble is not None and trouble.kind == NON_FINITE:
+            found = last_finite(WorkDir(self._folder.root), self._folder, trouble.good_step)
+            trouble = replace(trouble, good_checkpoint=None if found is None else str(found.path))
         state = end_state(code, number, self._stop_deadline is not None, oom_kills, trouble)
         facts: Dict[str, Any] = {"oom_kill": oom_kills, "forced": self._forced}
         facts["reason"] = None if trouble is None else trouble.to_json()
@@ -312,14 +321,12 @@ class Supervisor:
                 say(f"exit.json: {error}")
                 time.sleep(_BEAT_S)
 
-    def _last_trouble(self, code: Optional[int]) -> Optional[Trouble]:
-        """A loss that is none counts however the run ended; a stall does not where it came to its end after all."""
+    def _look_once_more(self) -> None:
+        """What was recorded after the last look counts as well."""
         if self._trouble is None:
             self._trouble = self._watch.sickness()
             if self._trouble is not None:
                 self._note_trouble(self._trouble)
-        stalled = self._trouble is not None and self._trouble.kind != NON_FINITE
-        return None if stalled and code == 0 else self._trouble
 
 
 def detach() -> None:

@@ -28,13 +28,17 @@ _LINE_LIMIT = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why a run is ended. `step`: its last step, or the one whose loss is none; `record`: that step's record."""
+    """Why a run is ended. `step`: its last step, or the one whose loss is none; `record`: that step's record;
+    `good_step`: the last recorded one before it whose loss and gradient norm are finite, None: there is none;
+    `good_checkpoint`: path of the newest checkpoint that is not younger, filled in at the end."""
 
     kind: str
     what: str
     step: Optional[int] = None
     seconds: Optional[float] = None
     record: Optional[Dict[str, Any]] = None
+    good_step: Optional[int] = None
+    good_checkpoint: Optional[str] = None
 
     def to_json(self) -> Dict[str, Any]:
         return asdict(self)
@@ -78,6 +82,8 @@ class Watch:
         self._rest = b""
         self._step: Optional[int] = None
         self._reached = 0
+        self.good_step: Optional[int] = None
+        """The last recorded step whose loss and gradient norm are finite: so were the weights after it."""
 
     def look(self) -> Optional[Trouble]:
         """What is wrong now."""
@@ -101,9 +107,9 @@ class Watch:
                 value = plain(record.get(key))
                 if isinstance(value, str) or (key == "loss" and key in record and value is None):
                     said = "null" if value is None else value
-                    return Trouble(
-                        NON_FINITE, f"{key} is {said} at step {record.get('step')}", self._step, record=plain(record)
-                    )
+                    what = f"{key} is {said} at step {record.get('step')}"
+                    return Trouble(NON_FINITE, what, self._step, record=plain(record), good_step=self.good_step)
+            self.good_step = self._step
         return None
 
     def _stall(self) -> Optional[Trouble]:

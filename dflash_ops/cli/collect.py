@@ -41,6 +41,7 @@ def command(
     Example: dflash-ops collect --follow
     """
     from dflash_ops.deploy.collecting import Choice
+    from dflash_ops.deploy.endings import tell_next
     from dflash_ops.deploy.homecoming import bring_home, follow_home
     from dflash_ops.deploy.records import record_of
     from dflash_ops.deploy.session import Session
@@ -58,3 +59,4 @@ def command(
             status = bring_home(session, status["run"], folder, events, choice)
         folder = runs / status["run"]
         result.update(run=status["run"], state=status["state"], folder=str(folder.resolve()))
+        tell_next(events, status)

@@ -22,6 +22,7 @@ def command(
 
     Example: dflash-ops status
     """
+    from dflash_ops.deploy.endings import tell_next
     from dflash_ops.deploy.history import status
     from dflash_ops.deploy.session import Session
 
@@ -32,4 +33,5 @@ def command(
         events.emit("notice", text=f"nothing has run on {chosen.name} yet")
     else:
         events.emit("run", **found)
+        tell_next(events, found)
     result.update(run=found and found["run"], state=found and found["state"])

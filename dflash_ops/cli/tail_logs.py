@@ -46,6 +46,7 @@ def command(
     from collections import deque
 
     from dflash_ops.deploy.chain import through_restarts
+    from dflash_ops.deploy.endings import tell_next
     from dflash_ops.deploy.follow import follow
     from dflash_ops.deploy.session import Session
 
@@ -74,6 +75,7 @@ def command(
         if wait:
             for status in through_restarts(found, look, events):
                 result.update(run=status["run"], state=status["state"])
+            tell_next(events, status)
             return
         result["state"] = look(found)["state"]
         for line in kept:

@@ -19,6 +19,7 @@ from dflash_ops.deploy.homecoming import bring_home
 from dflash_ops.deploy.probation import probation
 from dflash_ops.deploy.reconnect import conversing
 from dflash_ops.deploy.records import create_record, new_run_id, record_of
+from dflash_ops.deploy.report import write_report
 from dflash_ops.deploy.session import Session
 from dflash_ops.deploy.stages import Stages, refuse_verdict
 from dflash_ops.errors import ExitCode, OpsError, TransportError
@@ -99,7 +100,9 @@ def see_to_the_end(
     """
     if choices.detach:
         if steps := int(policy["probation_steps"]):
-            outcome.state = probation(session, run, steps, session.events)
+            seen = probation(session, run, steps, session.events)
+            outcome.state = seen.state
+            seen.refuse_bad_end(session.host.name)
         return
     host, events = session.host.name, session.events
     for status in through_restarts(run, lambda each: watch(session, each, events), events):
@@ -109,7 +112,8 @@ def see_to_the_end(
             outcome.folder = folder
             events.keep_in(folder / "events.ndjson")
         bring_home(session, run, folder, events, patient=True)
-    refuse_bad_end(status, host)
+    # its log is on the screen already
+    refuse_bad_end({**status, "evidence": None}, host)
 
 
 @contextmanager
@@ -169,13 +173,15 @@ def proven(stages: Stages, choices: Choices, outcome: Outcome, command: str) -> 
     if stages.manifest is not None:
         write_json(folder / "manifest.json", stages.manifest)
     if choices.skip_reason is None:
-        _judge(stages, folder, again=choices.again, outcome=outcome)
+        # one name here and on the host; a deploy's folder is its run's
+        canary = run if command == "canary" else f"{run}-canary"
+        _judge(stages, canary, folder, again=choices.again, outcome=outcome)
     yield run, folder
 
 
-def _judge(stages: Stages, folder: Path, *, again: bool, outcome: Outcome) -> None:
+def _judge(stages: Stages, canary: str, folder: Path, *, again: bool, outcome: Outcome) -> None:
     try:
-        verdict = stages.canary(again=again)
+        verdict = stages.canary(canary, again=again)
     except TransportError as error:
         # killed half-way, no answer, rebooted: nobody knows, and nothing was launched
         outcome.verdict = "inconclusive"
@@ -188,6 +194,7 @@ def _judge(stages: Stages, folder: Path, *, again: bool, outcome: Outcome) -> No
         ) from error
     outcome.verdict = verdict["outcome"]
     write_json(folder / "verdict.json", verdict)
+    write_report(folder)
     refuse_verdict(verdict, stages.session.host.name, folder)
 
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from dflash_ops.deploy.events import Events
+
+BAD_STATES = ("FAILED", "OOM", "LOST")
 Exit = dict[str, Any]
 """The host's exit.json (docs/agent-protocol.md)."""
 
@@ -21,16 +28,48 @@ def what_next(run: str, ended: Exit | None) -> str:
         return f"{stacks}; to go on: `dflash-ops resume {run}`"
     if reason.get("kind") == "non_finite":
         samples = samples_of(reason.get("record"))
-        step = reason.get("step")
+        step, good = reason.get("step"), reason.get("good_checkpoint")
         tried = f"; the samples of step {step}, by worker: {samples}" if samples else ""
-        return f"take a checkpoint from before step {step} (`dflash-ops collect {run}`){tried}"
+        if good is None:
+            return f"no checkpoint is from before step {step}: begin anew once the cause is mended{tried}"
+        name = PurePosixPath(str(good)).name
+        return f"`dflash-ops resume {run}` goes on from {name}, its last checkpoint from before step {step}{tried}"
     return f"its log: `dflash-ops tail-logs {run}`; to go on: `dflash-ops resume {run}`"
+
+
+def tell_next(events: Events, status: dict[str, Any]) -> None:
+    """Event `next` for a run that ended badly, where no error says it. `status`: its summary, as the host gives it.
+
+    Nothing where it went on under another name, or its host is about to start it again: that is told already.
+    """
+    following = status.get("next") or {}
+    if status["state"] in BAD_STATES and not (following.get("run") or following.get("due")):
+        events.emit("next", run=status["run"], what=what_next(status["run"], status["exit"]))
 
 
 def reason_of(ended: Exit | None) -> dict[str, Any]:
     """`reason` of exit.json; empty where there is none."""
     reason = (ended or {}).get("reason")
     return reason if isinstance(reason, dict) else {}
+
+
+def doubtful(checkpoints: Iterable[Path], ended: Exit | None) -> list[Path]:
+    """Those (folders here) that were written after the last step whose loss was a number."""
+    reason = reason_of(ended)
+    if reason.get("kind") != "non_finite":
+        return []
+    good = reason.get("good_step")
+    bound = good if isinstance(good, int) else -1
+    return [path for path in checkpoints if _step(path) > bound]
+
+
+def _step(checkpoint: Path) -> float:
+    """Of its manifest; one that does not say is after all others."""
+    try:
+        step = json.loads((checkpoint / "manifest.json").read_bytes())["step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return math.inf
+    return step if isinstance(step, int) else math.inf
 
 
 def samples_of(record: object) -> str:

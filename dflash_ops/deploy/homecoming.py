@@ -8,6 +8,7 @@ from typing import Any
 
 from dflash_ops.deploy.chain import tell_wait, through_restarts
 from dflash_ops.deploy.collecting import Choice, Collector
+from dflash_ops.deploy.endings import doubtful
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.reconnect import reconnecting
 from dflash_ops.deploy.records import bringing_home, record_of
@@ -74,6 +75,7 @@ def bring_home(
         write_json(folder / "status.json", status)
         report = write_report(folder)
     brought = collector.collected
+    checkpoints = [folder / "checkpoints" / name for name in brought.checkpoints]
     events.emit(
         "collected",
         run=run,
@@ -82,7 +84,8 @@ def bring_home(
         bytes=brought.bytes,
         log=str(folder / "log"),
         metrics=str(folder / "metrics.ndjson"),
-        checkpoints=[str(folder / "checkpoints" / name) for name in brought.checkpoints],
+        checkpoints=[str(path) for path in checkpoints],
+        doubtful=[str(path) for path in doubtful(checkpoints, status["exit"])],
         report=str(report),
         quality=_quality(folder),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from dflash_ops.deploy.endings import what_next, why
@@ -16,11 +17,38 @@ class _Passed(Exception):  # noqa: N818
     """Enough was seen: nothing more needs to be read."""
 
 
-def probation(session: Session, run: str, steps: int, events: Events) -> str:
-    """Waits until `run` has recorded `steps` steps with a finite loss, or has succeeded with fewer.
+@dataclass(frozen=True)
+class Seen:
+    """`done` of the `steps` were seen; `status` is the run's at its end, None where it goes on."""
 
-    Returns its state, RUNNING or SUCCEEDED. Raises OpsError (exit 8) with the end of its log when it ended otherwise,
-    TransportError when the link cannot be met again: the run goes on then.
+    run: str
+    steps: int
+    done: int
+    status: dict[str, Any] | None
+
+    @property
+    def state(self) -> str:
+        return "RUNNING" if self.status is None else str(self.status["state"])
+
+    def refuse_bad_end(self, where: str) -> None:
+        """Raises OpsError (exit 8) with the end of its log, unless it goes on or SUCCEEDED."""
+        if self.status is None or self.state == "SUCCEEDED":
+            return
+        because = f": {reason}" if (reason := why(self.status["exit"])) else ""
+        raise OpsError(
+            f"run {self.run} ended {self.state} in its probation, after {self.done} of {self.steps} steps{because}",
+            exit_code=ExitCode.RUN_FAILED,
+            kind="probation",
+            where=where,
+            fix=_what_next(self.run, self.status),
+            evidence=self.status.get("evidence"),
+        )
+
+
+def probation(session: Session, run: str, steps: int, events: Events) -> Seen:
+    """Waits until `run` has recorded `steps` steps with a finite loss, or has ended.
+
+    Raises TransportError when the link cannot be met again: the run goes on then.
     """
     done = 0
 
@@ -41,23 +69,12 @@ def probation(session: Session, run: str, steps: int, events: Events) -> str:
     try:
         status = follow(session, run, wait=True, on_line=lambda line: None, on_step=on_record)
     except _Passed:
-        return "RUNNING"
+        return Seen(run, steps, done, None)
     except TransportError as error:
         error.fix = f"run {run} goes on; meet it again: `dflash-ops tail-logs -f {run}`"
         raise
-    state = str(status["state"])
-    events.emit("ended", run=run, state=state, exit=status["exit"])
-    if state == "SUCCEEDED":
-        return state
-    because = f": {reason}" if (reason := why(status["exit"])) else ""
-    raise OpsError(
-        f"run {run} ended {state} in its probation, after {done} of {steps} steps{because}",
-        exit_code=ExitCode.RUN_FAILED,
-        kind="probation",
-        where=session.host.name,
-        fix=_what_next(run, status),
-        evidence=status.get("evidence"),
-    )
+    events.emit("ended", run=run, state=status["state"], exit=status["exit"])
+    return Seen(run, steps, done, status)
 
 
 def _what_next(run: str, status: dict[str, Any]) -> str:

@@ -7,18 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dflash_ops.deploy.endings import reason_of, why
+from dflash_ops.deploy.endings import doubtful, reason_of, why
 from dflash_ops.deploy.lines import gist
 from dflash_ops.deploy.times import utc
 from dflash_ops.files import write_bytes
 
 STEPS_SHOWN = 12
+DOUBT = "after the last finite loss: its weights may be no numbers"
 KEY_PACKAGES = ("torch", "triton", "transformers")
 STEP_COLUMNS = (("loss", ".4f"), ("first_slot_accuracy", ".3f"), ("learning_rate", ".2e"), ("grad_norm", ".3f"))
 
 
 def write_report(folder: Path) -> Path:
-    """`folder` is `runs/<run>/`. Returns the report's path."""
+    """`folder` is `runs/<run>/`, of a run or of a canary. Returns the report's path."""
     path = folder / "report.md"
     write_bytes(path, ("\n".join(_lines(folder)) + "\n").encode())
     return path
@@ -27,7 +28,7 @@ def write_report(folder: Path) -> Path:
 def _lines(folder: Path) -> Iterator[str]:
     record, run = _read(folder / "record.json"), _read(folder / "run.json")
     status, result = _read(folder / "status.json"), _read(folder / "result.json")
-    yield f"# Run {record.get('run', folder.name)}"
+    yield f"# {'Canary' if record.get('command') == 'canary' else 'Run'} {record.get('run', folder.name)}"
     yield ""
     skipped = run.get("skipped_canary") or record.get("skipped_canary")
     if skipped:
@@ -58,7 +59,7 @@ def _lines(folder: Path) -> Iterator[str]:
     yield from _canary(_read(folder / "verdict.json"))
     yield from _quality(result)
     yield from _steps(folder / "metrics.ndjson")
-    yield from _files(folder, result)
+    yield from _files(folder, result, status.get("exit"))
 
 
 def _ending(ended: dict[str, Any] | None) -> str:
@@ -183,14 +184,19 @@ def _records(metrics: Path) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def _files(folder: Path, result: dict[str, Any]) -> Iterator[str]:
+def _files(folder: Path, result: dict[str, Any], ended: dict[str, Any] | None) -> Iterator[str]:
+    checkpoints = sorted(path for path in (folder / "checkpoints").glob("step-*") if (path / "manifest.json").exists())
+    paths = [*sorted((folder / "log").glob("*.log")), folder / "metrics.ndjson", *checkpoints]
+    there = [path for path in paths if path.exists()]
+    if not there:
+        return
     yield "## Files"
     yield ""
-    checkpoints = sorted(path for path in (folder / "checkpoints").glob("step-*") if (path / "manifest.json").exists())
-    for path in [*sorted((folder / "log").glob("*.log")), folder / "metrics.ndjson", *checkpoints]:
-        if path.exists():
-            last = " (the last)" if result.get("checkpoint", "").endswith(path.name) else ""
-            yield f"- `{path.relative_to(folder)}`{last}"
+    after = doubtful(checkpoints, ended)
+    for path in there:
+        last = " (the last)" if result.get("checkpoint", "").endswith(path.name) else ""
+        doubt = f" ({DOUBT})" if path in after else ""
+        yield f"- `{path.relative_to(folder)}`{last}{doubt}"
 
 
 def _figure(value: object, form: str = ".3f") -> str:

@@ -197,8 +197,8 @@ class Stages:
         self.prepared = str(result["path"])
         self.events.emit("prepared", path=self.prepared, reused=result["reused"])
 
-    def canary(self, *, again: bool = False) -> dict[str, Any]:
-        """The verdict for exactly this release, environment, workload and these devices.
+    def canary(self, name: str, *, again: bool = False) -> dict[str, Any]:
+        """The verdict for exactly this release, environment, workload and these devices; `name` is the canary's.
 
         One that still holds is reused, unless `again`. It may say fail or inconclusive: see `refuse_verdict`.
         """
@@ -210,7 +210,7 @@ class Stages:
             self.events.emit("canary", why=answer["why"])
         else:
             self.events.emit("canary", why="asked for again")
-        more = {"timeout_s": self.playbook.workload.canary_timeout_s + CANARY_SLACK_S}
+        more = {"name": name, "timeout_s": self.playbook.workload.canary_timeout_s + CANARY_SLACK_S}
         verdict = self._verb("canary", {**self._verb_arguments(prepared=self.prepared), **more})["verdict"]
         self.events.emit("verdict", reused=False, why="", **_facts_of(verdict))
         return dict(verdict)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from dflash_ops.deploy.amounts import number, sized
-from dflash_ops.deploy.endings import what_next, why
+from dflash_ops.deploy.endings import why
 from dflash_ops.deploy.events import Event
 from dflash_ops.deploy.holder_lines import lease_line, lock_line, occupied_line
 from dflash_ops.deploy.lines import gist
@@ -82,6 +82,7 @@ class HumanView:
                 f"restart  run {escape(str(e['run']))} is not started again: {escape(str(e['why']))}"
             ),
             "ended": self._ended,
+            "next": lambda e: self._say(f"  next   {escape(e['what'])}"),
             "checkpoint": lambda e: self._say(f"collect  {escape(e['path'])} verified ({sized(e['bytes'])})"),
             "collected": self._collected,
             "comparing": lambda e: self._say(
@@ -199,13 +200,12 @@ class HumanView:
 
     def _ended(self, event: Event) -> None:
         self._say(f"run      {escape(str(event['run']))} ended [bold]{escape(str(event['state']))}[/]")
-        self._say_why(str(event["run"]), event.get("exit"))
+        self._say_why(event.get("exit"))
 
-    def _say_why(self, run: str, ended: dict[str, Any] | None) -> None:
+    def _say_why(self, ended: dict[str, Any] | None) -> None:
         """Only where its supervisor ended it: elsewhere its log says it."""
         if because := why(ended):
             self._say(f"         [red]{escape(because)}[/]")
-            self._say(f"  next   {escape(what_next(run, ended))}")
 
     def _collected(self, event: Event) -> None:
         brought = (
@@ -214,8 +214,11 @@ class HumanView:
         self._say(f"collect  {brought} in {escape(event['folder'])}")
         for name in ("log", "metrics", "report"):
             self._say(f"  {name:11}{escape(event[name])}")
-        for path in event["checkpoints"][-1:]:
+        finite = [path for path in event["checkpoints"] if path not in event["doubtful"]]
+        for path in finite[-1:]:
             self._say(f"  checkpoint {escape(path)}")
+        for path in event["doubtful"]:
+            self._say(f"  [yellow]not[/] {escape(path)}: written after the last finite loss")
         quality = event["quality"]
         if quality:
             before, after = quality["before"], quality["after"]
@@ -250,7 +253,7 @@ class HumanView:
             f"{host}{escape(str(event['run']))}  [{colour}]{escape(str(state))}[/]  "
             f"{escape(', '.join(event['devices']))}  from {utc(event['started'])}{escape(step)}{age}"
         )
-        self._say_why(str(event["run"]), event.get("exit"))
+        self._say_why(event.get("exit"))
         if event.get("skipped_canary"):
             self._say(f"  [bold red]without a canary[/]: {escape(event['skipped_canary'])}")
         if event.get("parent"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dflash_ops.agent.files import remove_tree
 from tests.agent.client import Agent, AgentFailed, Packed, Reply, alive, eventually, job
 
 
@@ -104,6 +105,49 @@ def test_a_run_that_goes_on_is_not_resumed(agent: Agent, work: Path, staged: Pac
         assert error.kind == "alive"
         assert "dflash-ops stop one" in error.error["fix"]
     agent.call("stop", run="one", grace_s=1)
+    assert refused(agent, "one").kind == "no_checkpoint"
+
+
+def test_one_that_was_gone_on_with_names_the_furthest(agent: Agent, work: Path, staged: Packed) -> None:
+    launch(agent, staged, "one")
+    ended(agent, "one")
+    launch(agent, staged, "two", parent="one", exit=1)
+    ended(agent, "two")
+    # its child came no further: at step 3 too
+    assert resumable(agent, "one").result["step"] == 3
+    launch(agent, staged, "three", parent="two")
+    ended(agent, "three")
+    checkpoint(work, "three", 9)
+    for earlier in ("one", "two"):
+        error = refused(agent, earlier)
+        assert (error.kind, error.exit) == ("gone_on", 8)
+        assert "run three, which is SUCCEEDED and has a checkpoint at step 9; its own last is at step 3" in error.what
+        assert "dflash-ops resume three" in error.error["fix"]
+        assert f"training.resume_from={work}/runs/{earlier}/out/checkpoints/step-000003" in error.error["fix"]
+    assert resumable(agent, "three").result["step"] == 9
+    launch(agent, staged, "four", parent="one", forever=True)
+    error = refused(agent, "two")
+    assert error.kind == "gone_on"
+    error = refused(agent, "one")
+    assert "run four, which is RUNNING" in error.what
+    assert "dflash-ops tail-logs -f four" in error.error["fix"]
+    eventually(lambda: "ready" in agent.call("follow", run="four").log)
+    agent.call("stop", run="four", grace_s=20)
+
+
+def test_after_a_loss_that_is_none_from_before_it(agent: Agent, work: Path, staged: Packed, tmp_path: Path) -> None:
+    records = ['{"kind": "step", "step": 7, "loss": 1.5}\n', '{"kind": "step", "step": 9, "loss": NaN}\n']
+    held = tmp_path / "held"
+    launch(agent, staged, "one", hold=str(held), records=records, forever=True)
+    good, doubtful, bad = (checkpoint(work, "one", step) for step in (7, 8, 9))
+    held.touch()
+    reason = ended(agent, "one")["exit"]["reason"]
+    assert (reason["step"], reason["good_step"], reason["good_checkpoint"]) == (9, 7, str(good))
+    reply = resumable(agent, "one")
+    assert reply.result["checkpoint"] == str(good)
+    assert [event["path"] for event in reply.events] == [str(bad), str(doubtful)]
+    assert all("the last finite loss before it was at step 7" in event["why"] for event in reply.events)
+    remove_tree(good)
     assert refused(agent, "one").kind == "no_checkpoint"
 
 

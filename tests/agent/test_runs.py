@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -204,6 +206,38 @@ def test_a_run_of_an_earlier_boot_or_of_a_reused_pid_is_lost(agent: Agent, work:
     ):
         (folder / "state.json").write_text(json.dumps({**state, **change}))
         assert agent.call("status", run="one").result["state"] == expected
+
+
+def test_the_newest_run_is_the_last_that_began_whatever_the_clock_said(
+    agent: Agent, work: Path, staged: Packed
+) -> None:
+    for run in ("one", "two", "three"):
+        launch(agent, staged, run)
+        ended(agent, run)
+    record = work / "runs/one/run.json"
+    # the clock was years ahead when it began, and was set right later
+    record.write_text(json.dumps({**json.loads(record.read_text()), "started": time.time() + 1e8}))
+    assert [run["run"] for run in agent.call("runs").result["runs"]] == ["three", "two", "one"]
+    assert agent.call("status").result["run"] == "three"
+    # a damaged record has its place by the clock
+    (work / "runs/two/run.json").write_text("{")
+    assert [run["run"] for run in agent.call("runs").result["runs"]][-1] == "one"
+
+
+def test_a_supervisor_on_its_way_is_no_lost_run(agent: Agent, work: Path, staged: Packed) -> None:
+    launch(agent, staged)
+    ended(agent)
+    folder = work / "runs/one"
+    (folder / "exit.json").unlink()
+    # as the launch left it, whose agent was killed before the supervisor had written of itself
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps({**state, "supervisor": {"pid": 2**22, "start": 1}, "job": None}))
+    # its own supervisor takes a moment to go
+    eventually(lambda: agent.call("status", run="one").result["state"] == "LOST")
+    starting = subprocess.Popen([sys.executable, "-c", "input()", "supervise", str(folder)], stdin=subprocess.PIPE)
+    assert agent.call("status", run="one").result["state"] == "RUNNING"
+    starting.communicate(b"\n")
+    assert agent.call("status", run="one").result["state"] == "LOST"
 
 
 def test_followers_before_during_and_after_see_each_byte_once(work: Path, release: Packed) -> None:

@@ -146,7 +146,13 @@ def test_a_canary_whose_agent_was_killed_does_not_live_on(desk: Desk) -> None:
 
 
 def test_canary_again_runs_again(desk: Desk) -> None:
-    assert desk.run("canary", "--playbook", "tiny").named("verdict")[0]["reused"] is False
+    first = desk.run("canary", "--playbook", "tiny")
+    assert first.named("verdict")[0]["reused"] is False
+    folder = Path(first.result["folder"])
+    assert f"# Canary {folder.name}\n" in (folder / "report.md").read_text()
+    # one name here, in the ledger and on the host
+    assert desk.run("runs", "--all", host=False).result["runs"] == [folder.name]
+    assert [path.name for path in (desk.folder / "work" / "canary").iterdir()] == [folder.name]
     assert desk.run("canary", "--playbook", "tiny").named("verdict")[0]["reused"] is True
     assert desk.run("canary", "--playbook", "tiny", "--again").named("verdict")[0]["reused"] is False
 
@@ -201,6 +207,17 @@ def test_a_run_that_fails_is_exit_8_and_its_log_comes_home(desk: Desk) -> None:
     assert "Traceback" in (folder / "log" / "000000.log").read_text()
     assert (folder / "checkpoints" / "step-000004" / "manifest.json").exists()
     assert "FAILED" in (folder / "report.md").read_text()
+    following = f"dflash-ops resume {done.result['run']}"
+    shown = desk.type("status", "--host", "box").err
+    assert shown.splitlines()[-1].startswith("  next")
+    assert following in shown
+
+    # the same for a person: the end of the log once, and what to type next once, at the end
+    shown = desk.type("deploy", "--host", "box", "--playbook", "tiny")
+    said = shown.out + shown.err
+    assert said.count("Traceback") == 1
+    assert said.count("  next ") == 1
+    assert shown.err.splitlines()[-1].startswith("  next")
 
 
 def test_skipping_the_canary_is_carried_for_ever(desk: Desk) -> None:

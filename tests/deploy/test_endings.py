@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,13 @@ def test_why_it_was_ended_is_told_everywhere(desk: Desk, fault: str, kind: str, 
     assert (ended["state"], ended["exit"]["reason"]["kind"]) == ("FAILED", kind)
     folder = desk.runs / done.result["run"]
     report = (folder / "report.md").read_text()
+    if kind == "non_finite":
+        assert f"dflash-ops resume {done.result['run']}` goes on from step-000004" in done.error["fix"]
+        (collected,) = done.named("collected")
+        first, *rest = collected["checkpoints"]
+        # it makes many steps more before its host sees it
+        assert (Path(first).name, rest) == ("step-000004", collected["doubtful"])
+        assert report.count("its weights may be no numbers") == len(rest)
     assert words in report
     assert json.loads((folder / "exit.json").read_text())["reason"]["kind"] == kind
     if kind == "stalled":

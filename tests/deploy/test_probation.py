@@ -56,6 +56,7 @@ def test_a_bad_end_is_an_error_with_the_end_of_its_log(desk: Desk) -> None:
     done = desk.deploy("--detach")
     assert done.code == 8
     assert done.error["kind"] == "probation"
+    assert done.result["state"] == "FAILED"
     assert "FAILED in its probation, after 4 of 50 steps" in done.error["what"]
     assert any("this run fails at step 5" in line for line in done.error["evidence"])
     assert f"dflash-ops tail-logs {done.result['run']}" in done.error["fix"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 
 from tests.commands import Desk
@@ -27,6 +28,14 @@ def test_before_during_and_after(desk: Desk) -> None:
     assert seen_before == log
     assert desk.run("tail-logs", run).log == log
     assert desk.run("tail-logs", run, "-n", "3").log == log[-3:]
+
+
+def test_a_kill_is_an_interrupt_with_its_result(desk: Desk) -> None:
+    with desk.started("tail-logs", "-f") as waiting:
+        waiting.until_event("notice")
+        waiting.kill(signal.SIGTERM)
+        last = waiting.rest()[-1]
+        assert (last["event"], last["exit"], waiting.code) == ("result", 130, 130)
 
 
 def test_prints_the_log_and_nothing_else_on_standard_output(desk: Desk) -> None:

@@ -69,6 +69,18 @@ def test_the_last_ones_stay(run: RunFolder) -> None:
     assert not (run.path / "trash").exists()
 
 
+def test_the_newest_that_is_known_to_be_finite_stays(run: RunFolder) -> None:
+    save(run, 1, 2, 3, 4)
+    retention = Retention(run, Policy(keep_last=1, keep_best=0))
+    retention.good_step = 2
+    retention.finish()
+    assert kept(run) == [2, 4]
+    # once the metrics say so of the newest, it is enough: nothing else is new
+    retention.good_step = 4
+    retention.finish()
+    assert kept(run) == [4]
+
+
 def test_all_stay_where_the_playbook_says_so(run: RunFolder) -> None:
     save(run, 1, 2, 3, 4, 5)
     assert tend(run, keep_last=None) == [1, 2, 3, 4, 5]
