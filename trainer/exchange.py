@@ -1,6 +1,6 @@
 """The exchange between replicas: the middle part of a training step.
 
-Each replica's gradients are already divided by the weight sum of *all* replicas (`step.ForwardBackward`), so what
+Each replica's gradients are already divided by the weight sum of *all* replicas (`step.TrainingStep`), so what
 averages them is their sum. This is the place where an exchange between hosts would come in.
 """
 

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from trainer.errors import InputError
 
 _STATE = ("exp_avg", "exp_avg_sq", "step")
+_EPSILON = 1e-8
 _NARROW = (torch.bfloat16, torch.float16)
 
 
@@ -23,11 +25,11 @@ def learning_rate_at(step: int, *, steps: int, peak: float, warmup_ratio: float)
 
 
 class MasterAdamW:
-    """AdamW over named parameters of one replica.
+    """AdamW over named parameters of one replica; the `compile.Optimizer` of the drafter's step.
 
     `rate` is a 0-dim float32 tensor on the parameters' device: a Python number would be frozen into a captured graph.
-    Gradients stay allocated; `zero_gradients` writes zeros into them. Under bfloat16 parameters the update happens in
-    float32 copies, which then round into the parameters.
+    Under bfloat16 parameters the update happens in float32 copies, which then round into the parameters. All state is
+    allocated here, and stays where it is.
     """
 
     def __init__(
@@ -38,72 +40,76 @@ class MasterAdamW:
         weight_decay: float,
         clip: float,
     ) -> None:
-        self._named = list(parameters)
+        self._names = [name for name, _ in parameters]
+        self._betas = betas
+        self._weight_decay = weight_decay
         self._clip = clip
-        self._masters = [
-            nn.Parameter(each.detach().float()) if each.dtype in _NARROW else each for _, each in self._named
-        ]
-        for _, each in self._named:
-            if each.grad is None:
-                each.grad = torch.zeros_like(each)
-        self.rate = torch.zeros((), device=self._masters[0].device)
-        self._adamw = torch.optim.AdamW(self._masters, lr=self.rate, betas=betas, weight_decay=weight_decay, fused=True)
+        self._narrow = [each.detach() for _, each in parameters if each.dtype in _NARROW]
+        wide = [each.detach().float() if each.dtype in _NARROW else each.detach() for _, each in parameters]
+        self._masters = wide
+        self._copied = [each for each, (_, own) in zip(wide, parameters, strict=True) if own.dtype in _NARROW]
+        self._clipped = [torch.zeros_like(each) for each in wide]
+        device = wide[0].device
+        self._state = {
+            "exp_avg": [torch.zeros_like(each) for each in wide],
+            "exp_avg_sq": [torch.zeros_like(each) for each in wide],
+            "step": [torch.zeros((), dtype=torch.float32, device=device) for _ in wide],
+        }
+        self._rate = torch.zeros((), device=device)
 
     @property
-    def gradients(self) -> list[Tensor]:
-        """The parameters' gradients, in a fixed order, always the same tensors."""
-        return [each.grad for _, each in self._named if each.grad is not None]
-
-    def zero_gradients(self) -> None:
-        """Set every gradient to zero in place."""
-        torch._foreach_zero_(self.gradients)
+    def rate(self) -> Tensor:
+        """The learning rate of the next step."""
+        return self._rate
 
     @torch.no_grad()
-    def step(self) -> Tensor:
-        """Clip, update, and return the gradient norm before clipping (0-dim float32)."""
-        narrow = [
-            (parameter, master)
-            for (_, parameter), master in zip(self._named, self._masters, strict=True)
-            if parameter is not master
-        ]
-        for parameter, master in narrow:
-            assert parameter.grad is not None
-            if master.grad is None:
-                master.grad = parameter.grad.to(master.dtype)
-            else:
-                master.grad.copy_(parameter.grad)
-        norm = nn.utils.clip_grad_norm_(self._masters, self._clip)
-        self._adamw.step()
-        for parameter, master in narrow:
-            parameter.copy_(master)
+    def step(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Clip, update, and return the gradient norm before clipping (0-dim); `gradients` stay as they are."""
+        torch._foreach_copy_(self._clipped, list(gradients))
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self._clipped)))
+        torch._foreach_mul_(self._clipped, (self._clip / (norm + 1e-6)).clamp(max=1.0))
+        adamw(
+            self._masters,
+            self._clipped,
+            self._state["exp_avg"],
+            self._state["exp_avg_sq"],
+            [],
+            self._state["step"],
+            fused=True,
+            amsgrad=False,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            lr=self._rate,
+            weight_decay=self._weight_decay,
+            eps=_EPSILON,
+            maximize=False,
+        )
+        if self._narrow:
+            torch._foreach_copy_(self._narrow, self._copied)
         return norm
+
+    def tensors(self) -> list[Tensor]:
+        """See `compile.Optimizer`."""
+        return [*self._copied, *(each for state in self._state.values() for each in state)]
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything that the next step depends on besides parameters and rate, by flat names."""
-        state: dict[str, Tensor] = {}
-        for (name, parameter), master in zip(self._named, self._masters, strict=True):
-            if parameter is not master:
-                state[f"master.{name}"] = master.detach()
-            for key in _STATE:
-                kept = self._adamw.state[master].get(key)
-                if kept is not None:
-                    state[f"{key}.{name}"] = kept
+        copied = {id(each) for each in self._copied}
+        state = {
+            f"master.{name}": master
+            for name, master in zip(self._names, self._masters, strict=True)
+            if id(master) in copied
+        }
+        for key in _STATE:
+            state.update({f"{key}.{name}": each for name, each in zip(self._names, self._state[key], strict=True)})
         return state
 
     @torch.no_grad()
     def load_state_tensors(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `state_tensors` of another process. Raises `InputError` where it does not fit."""
         left = dict(state)
-        for (name, parameter), master in zip(self._named, self._masters, strict=True):
-            if parameter is not master:
-                master.copy_(_take(left, f"master.{name}", master))
-            if f"step.{name}" in left:
-                device = master.device
-                self._adamw.state[master] = {
-                    "step": left.pop(f"step.{name}").to(device, copy=True),
-                    "exp_avg": _take(left, f"exp_avg.{name}", master).to(device, copy=True),
-                    "exp_avg_sq": _take(left, f"exp_avg_sq.{name}", master).to(device, copy=True),
-                }
+        for name, mine in self.state_tensors().items():
+            mine.copy_(_take(left, name, mine))
         if left:
             raise InputError(
                 f"the optimiser's state has {sorted(left)[0]!r}, which this drafter has not",

@@ -9,7 +9,7 @@ import torch
 from trainer.dflash_model import DFlashDrafter
 from trainer.optimizer import MasterAdamW
 from trainer.parts import Parts
-from trainer.step import DrafterForwardBackward
+from trainer.step import DrafterStep
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class DrafterReplica:
     """What `workers.DrafterWorker` trains."""
 
     drafter: DFlashDrafter
-    forward_backward: DrafterForwardBackward
+    step: DrafterStep
     optimizer: MasterAdamW
 
 
@@ -26,7 +26,6 @@ def build_replica(parts: Parts, worker: int) -> DrafterReplica:
     work, training = parts.settings.workload, parts.settings.training
     device = parts.placement.drafters[worker]
     drafter = bare_drafter(parts, device)
-    forward_backward = DrafterForwardBackward(drafter, parts.frozen[device], parts.strategy, f"drafter_{worker}")
     optimizer = MasterAdamW(
         list(drafter.named_parameters()),
         betas=training.betas,
@@ -35,8 +34,17 @@ def build_replica(parts: Parts, worker: int) -> DrafterReplica:
     )
     if parts.start.optimizer is not None:
         optimizer.load_state_tensors(parts.start.optimizer)
-    forward_backward.warm_up(work.buckets, work.batch_size, work.anchors)
-    return DrafterReplica(drafter, forward_backward, optimizer)
+    step = DrafterStep(
+        drafter,
+        parts.frozen[device],
+        optimizer,
+        parts.strategy,
+        buckets=work.buckets,
+        rows=work.batch_size,
+        slots=work.anchors,
+        name=f"drafter_{worker}",
+    )
+    return DrafterReplica(drafter, step, optimizer)
 
 
 def bare_drafter(parts: Parts, device: torch.device) -> DFlashDrafter:

@@ -1,8 +1,8 @@
-"""One training step, in three parts that can each be replaced.
+"""A drafter's training step, on top of `trainer.compile`.
 
-1. `ForwardBackward`: forward and backward of one micro-batch; adds to the gradients.
+1. `TrainingStep.accumulate`: forward and backward of one micro-batch; adds to the gradients.
 2. `exchange.Exchange`: sums gradients over replicas.
-3. `OptimizerStep`: clips, updates, and gives the gradient norm.
+3. `TrainingStep.update`: clips, updates, and gives the gradient norm.
 
 With N rows a micro-batch, S tokens (a bucket), A anchor slots, B block size, D hidden size and K target layers.
 Whatever changes from step to step is a tensor (learning rate, normaliser): a Python number would be frozen into a
@@ -14,18 +14,19 @@ so it is known before any forward: the loss, and each gradient, is the weighted 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from trainer.anchors import Anchors, block_token_ids
 from trainer.block_mask import context_limits, dense_mask_of, flex_mask_of
-from trainer.compile import Strategy, private_function, untouched
+from trainer.compile import CompiledStep, Loss, Optimizer, Prepared, StepDefinition, Strategy, compiled_step
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.loss import block_loss
-from trainer.static_inputs import Mask, MaskOf, StaticInputs, StepInputs, keep_address
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Batch:
     ready: torch.cuda.Event | None = None
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor of it, for the allocator's book-keeping between streams."""
+        """Every tensor of it, in a fixed order."""
         return [
             self.input_ids, self.lengths, self.features, self.anchors.positions, self.anchors.keep,
             self.labels, self.weights,
@@ -78,29 +79,30 @@ class StepStats:
         return [float(each) for each in torch.stack(parts).tolist()]
 
 
-class ForwardBackward(Protocol):
-    """Part one: adds the gradient of (weighted loss sum x `normaliser`) to every parameter's `.grad`."""
+class TrainingStep(Protocol):
+    """One replica's step, which belongs to one thread. With several replicas the exchange is between its two calls.
 
-    def __call__(self, batch: Batch, normaliser: Tensor) -> StepStats:
-        """`normaliser` is 0-dim float32 on the batch's device."""
+    Set `rate` before the first micro-batch: with one replica the update may run inside the last `accumulate`.
+    """
+
+    @property
+    def rate(self) -> Tensor:
+        """The learning rate: 0-dim float32, always the same tensor."""
         ...
-
-
-class OptimizerStep(Protocol):
-    """Part three. `rate`: 0-dim float32 tensor, set before each step."""
-
-    rate: Tensor
 
     @property
     def gradients(self) -> list[Tensor]:
-        """What the exchange sums: the replica's gradients, always the same tensors."""
+        """What the exchange sums, by parameter, always the same tensors; the update never writes into them."""
         ...
 
-    def zero_gradients(self) -> None:
-        """Before the first micro-batch of a step."""
+    def accumulate(self, batch: Batch, normaliser: Tensor, *, first: bool, last: bool) -> StepStats:
+        """Adds the gradient of (weighted loss sum x `normaliser`) to the gradients; `first` starts from zero.
+
+        `normaliser` is 0-dim float32 on the batch's device.
+        """
         ...
 
-    def step(self) -> Tensor:
+    def update(self) -> Tensor:
         """Clip and update; the gradient norm before clipping, 0-dim."""
         ...
 
@@ -113,6 +115,10 @@ class FrozenHead:
     head_weight: Tensor
 
 
+MaskOf = Callable[[Tensor], Tensor | BlockMask]
+"""The mask of given context limits, long [N, A]."""
+
+
 def mask_builder(device: torch.device, seq_len: int, block_size: int, *, compiled: bool) -> MaskOf:
     """How a step makes its mask: for flex attention in compiled code on CUDA, dense for SDPA everywhere else.
 
@@ -122,123 +128,98 @@ def mask_builder(device: torch.device, seq_len: int, block_size: int, *, compile
     return lambda limits: build(limits, seq_len, block_size)
 
 
-class DrafterForwardBackward:
-    """Forward and backward of a drafter replica, compiled by `strategy`; belongs to one thread.
+class DrafterStep:
+    """A drafter replica's `TrainingStep`, compiled by `strategy` for the buckets; belongs to one thread.
 
-    Each bucket gets a code object of its own, so that neither another replica nor another shape shares Dynamo's cache
-    of this one. `name` must differ between workers.
+    Build it in that thread, inside the gate; `name` must differ between workers. `rows` and `slots` are a micro-batch's
+    rows and a row's anchor slots. Drafter and optimiser are left as they were (`compile.compiled_step`).
     """
 
-    def __init__(self, drafter: DFlashDrafter, frozen: FrozenHead, strategy: Strategy, name: str) -> None:
-        self._drafter = drafter
-        self._config: DrafterConfig = drafter.config
-        self._frozen = frozen
-        self._strategy = strategy
-        self._name = name
-        self._compiled: dict[int, ForwardLoss] = {}
-        self._static: dict[int, StaticInputs] = {}
-        if strategy.compiles:
-            for weight in (frozen.embed_weight, frozen.head_weight):
-                keep_address(weight)
-
-    def _function(self, bucket: int) -> ForwardLoss:
-        known = self._compiled.get(bucket)
-        if known is None:
-            plain = _forward_loss(self._drafter, self._frozen)
-            known = self._strategy.compile(private_function(plain, f"{self._name}_bucket_{bucket}"))
-            self._compiled[bucket] = known
-        return known
-
-    def __call__(self, batch: Batch, normaliser: Tensor) -> StepStats:
-        """See `ForwardBackward`."""
-        bucket = batch.input_ids.shape[1]
-        given = self._inputs(bucket, batch, normaliser)
-        loss, *sums = self._function(bucket)(
-            given.ids, given.features, given.positions, given.mask, given.labels, given.weights, given.normaliser
-        )
-        loss.backward()
-        # a replayed graph writes its outputs into the same memory again: keep copies
-        return StepStats(*(each.detach().clone() for each in sums))
-
-    def _inputs(self, bucket: int, batch: Batch, normaliser: Tensor) -> StepInputs:
-        """The batch as the compiled function takes it; for graphs, always in the same memory."""
-        size = self._config.block_size
-        mask_of = mask_builder(batch.input_ids.device, bucket, size, compiled=self._strategy.compiles)
-        limits = context_limits(batch.anchors, batch.lengths)
-        fresh = StepInputs(
-            ids=block_token_ids(batch.input_ids, batch.anchors, size, self._config.mask_token_id),
-            features=batch.features,
-            positions=batch.anchors.positions,
-            limits=limits,
-            mask=mask_of(limits),
-            labels=batch.labels,
-            weights=batch.weights,
-            normaliser=normaliser,
-        )
-        if not self._strategy.graphs:
-            return fresh
-        held = self._static.get(bucket)
-        if held is None:
-            held = self._static[bucket] = StaticInputs(fresh, mask_of)
-        return held.load(fresh)
-
-    def warm_up(self, buckets: tuple[int, ...], rows: int, slots: int) -> None:
-        """Run every shape, with a real backward, until nothing is left to compile; inside the gate.
-
-        Leaves the replica as it was (`compile.untouched`); gradients are allocated afterwards.
-        """
-        weight = self._frozen.embed_weight
-        normaliser = torch.ones((), device=weight.device)
-        with untouched(self._drafter):
-            for bucket in buckets:
-                batch = blank_batch(self._config, bucket, rows, slots, device=weight.device, dtype=weight.dtype)
-                for _ in range(self._strategy.warm_up_calls):
-                    self(batch, normaliser)
-        if weight.device.type == "cuda":
-            torch.cuda.current_stream(weight.device).synchronize()
-
-
-class ForwardLoss(Protocol):
-    """What is compiled: see `_forward_loss`."""
-
-    def __call__(  # noqa: PLR0917 -- positional: compiled code then has one way to be called
+    def __init__(
         self,
+        drafter: DFlashDrafter,
+        frozen: FrozenHead,
+        optimizer: Optimizer,
+        strategy: Strategy,
+        *,
+        buckets: Sequence[int],
+        rows: int,
+        slots: int,
+        name: str,
+    ) -> None:
+        device, dtype = frozen.embed_weight.device, frozen.embed_weight.dtype
+        definition = StepDefinition(
+            module=drafter,
+            loss=_loss(drafter, frozen),
+            optimizer=optimizer,
+            prepare=_prepare(drafter.config, compiled=strategy.compiles),
+            constants=(frozen.embed_weight, frozen.head_weight),
+        )
+        normaliser = torch.ones((), device=device)
+        blanks = [blank_batch(drafter.config, each, rows, slots, device=device, dtype=dtype) for each in buckets]
+        examples = [(*each.tensors(), normaliser) for each in blanks]
+        self._step: CompiledStep = compiled_step(definition, strategy, examples, name=name)
+
+    @property
+    def rate(self) -> Tensor:
+        """See `TrainingStep`."""
+        return self._step.rate
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """See `TrainingStep`; in the order of the drafter's parameters."""
+        return self._step.gradients
+
+    def accumulate(self, batch: Batch, normaliser: Tensor, *, first: bool, last: bool) -> StepStats:
+        """See `TrainingStep`."""
+        sums = self._step.accumulate(*batch.tensors(), normaliser, first=first, last=last)
+        return StepStats(*sums.unbind())
+
+    def update(self) -> Tensor:
+        """See `TrainingStep`."""
+        return self._step.update()
+
+
+def _prepare(config: DrafterConfig, *, compiled: bool) -> Callable[..., Prepared]:
+    def prepare(  # noqa: PLR0917 -- the order of Batch.tensors
+        input_ids: Tensor,
+        lengths: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        keep: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        normaliser: Tensor,
+    ) -> Prepared:
+        anchors, size = Anchors(positions, keep), config.block_size
+        ids = block_token_ids(input_ids, anchors, size, config.mask_token_id)
+        limits = context_limits(anchors, lengths)
+        mask = mask_builder(limits.device, input_ids.shape[1], size, compiled=compiled)(limits)
+        # the mask goes on reading `limits`
+        return Prepared((ids, features, positions, mask, labels, weights, normaliser), read=(limits,))
+
+    return prepare
+
+
+def _loss(drafter: DFlashDrafter, frozen: FrozenHead) -> Loss:
+    def loss(  # noqa: PLR0917 -- positional: compiled code then has one way to be called
         ids: Tensor,
         features: Tensor,
         positions: Tensor,
-        mask: Mask,
+        mask: Tensor | BlockMask,
         labels: Tensor,
         weights: Tensor,
         normaliser: Tensor,
         /,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Normalised loss (with gradient), then the four sums of `StepStats`."""
-        ...
-
-
-def _forward_loss(drafter: DFlashDrafter, frozen: FrozenHead) -> ForwardLoss:
-    def forward_loss(  # noqa: PLR0917 -- see ForwardLoss
-        ids: Tensor,
-        features: Tensor,
-        positions: Tensor,
-        mask: Mask,
-        labels: Tensor,
-        weights: Tensor,
-        normaliser: Tensor,
-        /,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
+        """Normalised loss (with gradient), and the four sums of `StepStats`."""
         block = nn.functional.embedding(ids, frozen.embed_weight)
         hidden = drafter(block, features, positions, mask)
         found = block_loss(hidden, frozen.head_weight, labels, weights)
-        return (
-            found.loss_sum * normaliser,
-            found.loss_sum,
-            found.weight_sum,
-            found.first_slot_correct,
-            found.first_slot_count,
-        )
+        sums = (found.loss_sum, found.weight_sum, found.first_slot_correct, found.first_slot_count)
+        return found.loss_sum * normaliser, torch.stack(sums)
 
-    return forward_loss
+    return loss
 
 
 def blank_batch(

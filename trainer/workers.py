@@ -25,7 +25,7 @@ from trainer.exchange import Exchange
 from trainer.loss import block_labels
 from trainer.queues import Assignment, Assignments, OrderedQueue
 from trainer.sampler import RowOrder, derive_seed
-from trainer.step import Batch, ForwardBackward, OptimizerStep, StepStats
+from trainer.step import Batch, StepStats, TrainingStep
 from trainer.target import Target
 
 
@@ -158,13 +158,8 @@ class Replica(Protocol):
     """What a drafter worker trains; built inside the gate."""
 
     @property
-    def forward_backward(self) -> ForwardBackward:
-        """Part one of a step."""
-        ...
-
-    @property
-    def optimizer(self) -> OptimizerStep:
-        """Part three of a step."""
+    def step(self) -> TrainingStep:
+        """Its compiled step."""
         ...
 
 
@@ -187,7 +182,7 @@ class TrainingPlan:
 
 
 class DrafterWorker(Worker):
-    """Trains one replica: takes batches, forward-backward, exchange, optimiser."""
+    """Trains one replica: takes batches, accumulates, exchanges gradients, updates."""
 
     def __init__(
         self,
@@ -239,24 +234,23 @@ class DrafterWorker(Worker):
 
     def _train(self, step: int, replica: Replica) -> bool:
         """One optimiser step; True when it was the last one."""
-        plan, optimizer = self._plan, replica.optimizer
+        plan, own = self._plan, replica.step
         started = time.monotonic()
         batches = [self._take() for _ in range(plan.accumulation)]
         waited = time.monotonic() - started
         # one worker's look at the flag counts for all: they must stop after the same step
         asked = 1.0 if self._index == 0 and plan.stop() else 0.0
         weight, stop = self._exchange.scalars(self._index, [sum(each.weight_sum for each in batches), asked])
-        normaliser = torch.tensor(1.0 / weight, dtype=torch.float32).to(self.device)
-        optimizer.zero_gradients()
+        normaliser = torch.full((), 1.0 / weight, dtype=torch.float32, device=self.device)
+        rate = plan.rate(step)
+        own.rate.fill_(rate)
         stats: StepStats | None = None
-        for batch in batches:
-            part = replica.forward_backward(batch, normaliser)
+        for number, batch in enumerate(batches, 1):
+            part = own.accumulate(batch, normaliser, first=number == 1, last=number == len(batches))
             stats = part if stats is None else stats + part
         assert stats is not None
-        self._exchange.gradients(self._index, optimizer.gradients)
-        rate = plan.rate(step)
-        optimizer.rate.fill_(rate)
-        norm = optimizer.step()
+        self._exchange.gradients(self._index, own.gradients)
+        norm = own.update()
         done = step + 1
         last = bool(stop) or done == plan.last_step
         self.steps_done = done

@@ -11,10 +11,22 @@ import torch
 
 from tests.trainer.test_exchange import CONFIG, batches, in_threads
 from trainer.abort import Abort
-from trainer.compile import STRATEGIES, CompileLog, Gate, gate_holder, private_function, steady_phase, untouched
+from trainer.compile import (
+    STRATEGIES,
+    CompiledStep,
+    CompileLog,
+    Gate,
+    Prepared,
+    StepDefinition,
+    compiled_step,
+    gate_holder,
+    private_function,
+    steady_phase,
+)
 from trainer.dflash_model import DFlashDrafter
 from trainer.errors import Aborted
-from trainer.step import DrafterForwardBackward, FrozenHead
+from trainer.optimizer import MasterAdamW
+from trainer.step import DrafterStep, FrozenHead
 
 pytestmark = pytest.mark.torch
 
@@ -135,19 +147,60 @@ def test_a_worker_that_dies_before_the_gate_opens_releases_the_others() -> None:
         gate.pass_through()
 
 
-def test_untouched_restores_buffers_gradients_and_random_states() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5))
-    model(torch.randn(4, 3)).sum().backward()
-    model[0].bias.grad = None
-    generator = torch.Generator().manual_seed(1)
-    before = {name: each.clone() for name, each in model.state_dict().items()}
-    gradient, states = model[0].weight.grad.clone(), (torch.get_rng_state(), generator.get_state())
-    with untouched(model, [generator]):
-        model(torch.randn((4, 3), generator=generator)).square().sum().backward()
-    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
-    assert torch.equal(model[0].weight.grad, gradient)
-    assert model[0].bias.grad is not None and not model[0].bias.grad.any()
-    assert torch.equal(torch.get_rng_state(), states[0]) and torch.equal(generator.get_state(), states[1])
+def module_step(strategy: str, name: str) -> tuple[torch.nn.Module, MasterAdamW, CompiledStep]:
+    """A module that has nothing to do with drafters, and that remembers each forward."""
+    torch.manual_seed(4)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+    unused = torch.nn.Parameter(torch.ones(2))
+    module.register_parameter("unused", unused)
+
+    def loss(inputs: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = module(inputs).square().mean()
+        return found * scale, found
+
+    optimizer = MasterAdamW(list(module.named_parameters()), betas=(0.9, 0.95), weight_decay=0.0, clip=1.0)
+    definition = StepDefinition(module, loss, optimizer, prepare=lambda *given: Prepared(given))
+    examples = [(torch.ones(rows, 3), torch.ones(())) for rows in (4, 6)]
+    return module, optimizer, compiled_step(definition, STRATEGIES[strategy], examples, name=name)
+
+
+def test_warm_up_leaves_no_trace() -> None:
+    torch.manual_seed(4)
+    state = torch.get_rng_state()
+    module, optimizer, step = module_step("eager", "traceless")
+    found = {name: each.clone() for name, each in module.state_dict().items()}
+    torch.set_rng_state(state)
+    fresh = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+    after = torch.get_rng_state()
+    for name, each in fresh.state_dict().items():
+        assert torch.equal(found[name], each), name
+    assert not any(each.any() for each in optimizer.state_tensors().values())
+    assert not any(each.any() for each in step.gradients) and not step.rate
+    torch.manual_seed(4)
+    module_step("eager", "traceless_too")
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_a_step_of_any_module_accumulates_and_updates() -> None:
+    module, _, step = module_step("eager", "any")
+    plain, _, _ = module_step("eager", "plain")
+    step.rate.fill_(0.1)
+    reference = torch.optim.AdamW(plain.parameters(), lr=0.1, betas=(0.9, 0.95), weight_decay=0.0)
+    for turn in range(2):
+        given = [torch.full((4, 3), 0.5) * torch.arange(3), torch.linspace(-1, 1, 18).view(6, 3)]
+        reference.zero_grad()
+        for number, each in enumerate(given, 1):
+            seen = step.accumulate(each, torch.tensor(0.5), first=number == 1, last=number == 2)
+            found = plain(each).square().mean()
+            (found * 0.5).backward()
+            torch.testing.assert_close(seen, found.detach())
+        assert not step.gradients[0].any(), "nothing uses the first parameter"
+        used = [each.grad for each in plain.parameters() if each.grad is not None]
+        torch.testing.assert_close(step.gradients[1:], used)
+        torch.testing.assert_close(step.update(), torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0))
+        reference.step()
+        torch.testing.assert_close(dict(module.state_dict()), dict(plain.state_dict()))
+        assert module[1].num_batches_tracked == 2 * (turn + 1)
 
 
 @pytest.mark.compiles
@@ -162,15 +215,19 @@ def test_a_compiled_drafter_equals_an_eager_one_and_warm_up_leaves_no_trace() ->
         drafter = DFlashDrafter(config, dtype=torch.float32, generator=torch.Generator().manual_seed(1))
         before = {key: each.clone() for key, each in drafter.state_dict().items()}
         state = torch.get_rng_state()
-        step = DrafterForwardBackward(drafter, FrozenHead(weight, weight), STRATEGIES[name], f"compile_{name}")
-        step.warm_up((12,), 1, 3)
+        optimizer = MasterAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.0, clip=1.0)
+        frozen, strategy = FrozenHead(weight, weight), STRATEGIES[name]
+        step = DrafterStep(drafter, frozen, optimizer, strategy, buckets=(12,), rows=1, slots=3, name=f"compile_{name}")
         assert torch.equal(torch.get_rng_state(), state)
         assert all(torch.equal(each, before[key]) for key, each in drafter.state_dict().items())
-        assert not any(each.grad.any() for each in drafter.parameters())
+        assert not any(each.any() for each in step.gradients)
         with CompileLog() as log:
-            stats = [step(_float32(each), torch.tensor(0.25)) for each in (batch, other)]
+            stats = [
+                step.accumulate(_float32(each), torch.tensor(0.25), first=number == 0, last=number == 1)
+                for number, each in enumerate((batch, other))
+            ]
         assert log.events == []
-        gradients[name] = [each.grad for each in drafter.parameters()], [each.numbers() for each in stats]
+        gradients[name] = step.gradients, [each.numbers() for each in stats]
     for one, reference in zip(gradients["default"][0], gradients["eager"][0], strict=True):
         torch.testing.assert_close(one, reference, rtol=1e-4, atol=1e-6)
     for one, reference in zip(gradients["default"][1], gradients["eager"][1], strict=True):

@@ -17,7 +17,7 @@ from trainer.errors import Aborted
 from trainer.exchange import ThreadExchange
 from trainer.optimizer import MasterAdamW, learning_rate_at
 from trainer.queues import Assignments, OrderedQueue
-from trainer.step import Batch, DrafterForwardBackward, FrozenHead
+from trainer.step import Batch, DrafterStep, FrozenHead
 
 pytestmark = pytest.mark.torch
 
@@ -96,32 +96,38 @@ def union(parts: list[Batch]) -> Batch:
     )
 
 
-def replica() -> tuple[DFlashDrafter, DrafterForwardBackward, MasterAdamW]:
+def replica(rows: int) -> tuple[DFlashDrafter, DrafterStep]:
     drafter = DFlashDrafter(CONFIG, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     weight = torch.randn((20, 16), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     optimizer = MasterAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.01, clip=0.5)
-    return drafter, DrafterForwardBackward(drafter, FrozenHead(weight, weight), STRATEGIES["eager"], "t"), optimizer
+    frozen, eager = FrozenHead(weight, weight), STRATEGIES["eager"]
+    return drafter, DrafterStep(drafter, frozen, optimizer, eager, buckets=(12,), rows=rows, slots=3, name="t")
 
 
 @pytest.mark.parametrize(("workers", "accumulation"), [(2, 1), (3, 2)])
 def test_replicas_on_slices_equal_one_on_the_union(workers: int, accumulation: int) -> None:
     slices = batches(workers * accumulation)
     normaliser = 1.0 / sum(each.weights[..., 1:].sum() for each in slices)
-    alone, alone_step, alone_optimizer = replica()
-    alone_stats = alone_step(union(slices), normaliser)
-    alone_gradients = [each.clone() for each in alone_optimizer.gradients]
-    alone_optimizer.rate.fill_(0.01)
-    alone_norm = alone_optimizer.step()
+    alone, alone_step = replica(len(slices))
+    alone_step.rate.fill_(0.01)
+    alone_stats = alone_step.accumulate(union(slices), normaliser, first=True, last=True)
+    alone_gradients = [each.clone() for each in alone_step.gradients]
+    alone_norm = alone_step.update()
     exchange = ThreadExchange(workers, Abort())
 
     def work(index: int) -> tuple[Any, ...]:
         torch.set_num_threads(1)
-        drafter, step, optimizer = replica()
-        sums = [step(each, normaliser) for each in slices[index::workers]]
-        exchange.gradients(index, optimizer.gradients)
-        gradients = [each.clone() for each in optimizer.gradients]
-        optimizer.rate.fill_(0.01)
-        return sums, gradients, optimizer.step(), [each.detach().clone() for each in drafter.parameters()]
+        drafter, step = replica(1)
+        step.rate.fill_(0.01)
+        sums = [
+            step.accumulate(each, normaliser, first=number == 1, last=number == accumulation)
+            for number, each in enumerate(slices[index::workers], 1)
+        ]
+        exchange.gradients(index, step.gradients)
+        gradients = [each.clone() for each in step.gradients]
+        norm = step.update()
+        assert all(torch.equal(one, other) for one, other in zip(step.gradients, gradients, strict=True))
+        return sums, gradients, norm, [each.detach().clone() for each in drafter.parameters()]
 
     found = in_threads(workers, work)
     for sums, gradients, norm, parameters in found:
@@ -250,12 +256,31 @@ def test_bfloat16_parameters_follow_float32_masters() -> None:
     reference = torch.optim.AdamW([plain], lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0)
     optimizer = MasterAdamW([("p", parameter)], betas=(0.9, 0.95), weight_decay=0.0, clip=1e6)
     optimizer.rate.fill_(1e-4)
+    plain.grad = torch.full((4,), 0.5)
     for _ in range(60):
-        optimizer.gradients[0].fill_(0.5)
-        plain.grad = torch.full((4,), 0.5)
-        optimizer.step()
+        optimizer.step([torch.full((4,), 0.5, dtype=torch.bfloat16)])
         reference.step()
     torch.testing.assert_close(optimizer.state_tensors()["master.p"], plain.detach())
     # each single update is below bfloat16's resolution near 1: without masters nothing would have moved
     assert torch.equal(parameter.detach(), plain.detach().bfloat16())
     assert float(parameter.detach()[0]) < 1.0
+
+
+def test_clipping_scales_what_is_applied_and_leaves_the_gradients() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))]
+    plain = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))]
+    reference = torch.optim.AdamW(plain, lr=0.1, betas=(0.9, 0.95), weight_decay=0.01)
+    optimizer = MasterAdamW(
+        [("a", parameters[0]), ("b", parameters[1])], betas=(0.9, 0.95), weight_decay=0.01, clip=0.5
+    )
+    optimizer.rate.fill_(0.1)
+    for scale in (3.0, 0.01):
+        gradients = [torch.full((3,), scale), torch.full((2,), -scale)]
+        for each, gradient in zip(plain, gradients, strict=True):
+            each.grad = gradient.clone()
+        wanted = torch.nn.utils.clip_grad_norm_(plain, 0.5)
+        reference.step()
+        norm = optimizer.step(gradients)
+        torch.testing.assert_close(norm, wanted)
+        assert torch.equal(gradients[0], torch.full((3,), scale))
+        torch.testing.assert_close(parameters, plain)

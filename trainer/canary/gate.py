@@ -16,8 +16,8 @@ from trainer.canary.reference import AdamWRule
 from trainer.canary.witness import (
     HiddenFunction,
     WatchedExchange,
-    WatchedForwardBackward,
     WatchedReplica,
+    WatchedStep,
     WorkerRecord,
 )
 from trainer.compile import CompileEvent, CompileLog, Gate, GraphCounts, graph_counts, steady_phase
@@ -176,8 +176,7 @@ class _GateRun:
                 hidden(batch)
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
-        watched = WatchedForwardBackward(replica.forward_backward, replica.drafter, hidden, record, self._micros)
-        return WatchedReplica(watched, replica.optimizer)
+        return WatchedReplica(WatchedStep(replica.step, replica.drafter, hidden, record))
 
     def _after_step(self, worker: int, done: int, last: bool) -> None:
         try:

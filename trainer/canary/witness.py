@@ -20,7 +20,7 @@ from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.exchange import Exchange
 from trainer.parts import Parts
 from trainer.replica import DrafterReplica
-from trainer.step import Batch, ForwardBackward, FrozenHead, OptimizerStep, StepStats, mask_builder
+from trainer.step import Batch, FrozenHead, StepStats, TrainingStep, mask_builder
 
 Named = dict[str, Tensor]
 
@@ -38,7 +38,7 @@ class StepRecord:
 
 @dataclass
 class WorkerRecord:
-    """All that is kept of one worker. `names` are the parameters', in the order of the optimiser's gradients."""
+    """All that is kept of one worker. `names` are the parameters', in the order of the step's gradients."""
 
     batches: list[Batch]
     names: tuple[str, ...] = ()
@@ -75,30 +75,42 @@ class HiddenFunction:
         return self._functions[bucket](ids, batch.features, batch.anchors.positions, mask)
 
 
-class WatchedForwardBackward:
-    """A `ForwardBackward` that keeps the parameters before each step, the hidden states and the loss sums."""
+class WatchedStep:
+    """A `TrainingStep` that keeps the parameters before each step, the hidden states and the loss sums."""
 
     def __init__(
-        self, inner: ForwardBackward, drafter: DFlashDrafter, hidden: HiddenFunction, record: WorkerRecord, micros: int
+        self, inner: TrainingStep, drafter: DFlashDrafter, hidden: HiddenFunction, record: WorkerRecord
     ) -> None:
         self._inner = inner
         self._drafter = drafter
         self._hidden = hidden
         self._record = record
-        self._micros = micros
-        self._calls = 0
 
-    def __call__(self, batch: Batch, normaliser: Tensor) -> StepStats:
-        """See `ForwardBackward`."""
-        if self._calls % self._micros == 0:
+    @property
+    def rate(self) -> Tensor:
+        """See `TrainingStep`."""
+        return self._inner.rate
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """See `TrainingStep`."""
+        return self._inner.gradients
+
+    def accumulate(self, batch: Batch, normaliser: Tensor, *, first: bool, last: bool) -> StepStats:
+        """See `TrainingStep`."""
+        if first:
             before = {name: host_copy(each) for name, each in self._drafter.named_parameters()}
             self._record.steps.append(StepRecord(before))
-        self._calls += 1
         step = self._record.steps[-1]
+        # before the last micro-batch, which may update the parameters
         step.hidden.append(host_copy(self._hidden(batch)))
-        stats = self._inner(batch, normaliser)
+        stats = self._inner.accumulate(batch, normaliser, first=first, last=last)
         step.loss_sums.append(stats.numbers()[0])
         return stats
+
+    def update(self) -> Tensor:
+        """See `TrainingStep`."""
+        return self._inner.update()
 
 
 class WatchedExchange:
@@ -131,7 +143,6 @@ def _named(names: Sequence[str], tensors: Sequence[Tensor]) -> Named:
 
 @dataclass(frozen=True)
 class WatchedReplica:
-    """A `workers.Replica` with a witness round its forward-backward."""
+    """A `workers.Replica` with a witness round its step."""
 
-    forward_backward: ForwardBackward
-    optimizer: OptimizerStep
+    step: TrainingStep

@@ -7,7 +7,9 @@ process-wide lock (`Gate.exclusive`); then all pass a barrier (`Gate.pass_throug
 `counters` shows whether it really went that way.
 """
 
+from trainer.compile.build import compiled_step
 from trainer.compile.counters import CompileEvent, CompileLog, GraphCounts, graph_counts
+from trainer.compile.definition import CompiledStep, Loss, Optimizer, Prepared, StepDefinition
 from trainer.compile.gate import Gate, gate_holder, steady_phase
 from trainer.compile.private import private_function
 from trainer.compile.strategies import STRATEGIES, Strategy
@@ -17,9 +19,15 @@ __all__ = [
     "STRATEGIES",
     "CompileEvent",
     "CompileLog",
+    "CompiledStep",
     "Gate",
     "GraphCounts",
+    "Loss",
+    "Optimizer",
+    "Prepared",
+    "StepDefinition",
     "Strategy",
+    "compiled_step",
     "gate_holder",
     "graph_counts",
     "private_function",

@@ -1,36 +1,28 @@
-"""Warm-up runs a model for real; afterwards nothing may remember it."""
+"""Warm-up takes steps for real; afterwards nothing may remember it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor
+
+from trainer.compile.definition import StepDefinition
 
 
 @contextlib.contextmanager
-def untouched(module: nn.Module, generators: Sequence[torch.Generator] = ()) -> Iterator[None]:
-    """Put buffers, gradients, and random states back as they were: the given generators and the default ones.
+def untouched(definition: StepDefinition) -> Iterator[None]:
+    """Put parameters, buffers, the optimiser and the random states (CPU and the module's devices) back as they were.
 
-    Parameters are not copied: forward and backward never write them. Gradients that were None become zeros, since
-    compiled code and the exchange want their addresses to stay.
+    The copies wait in host memory: on a device there may be no room for a second set.
     """
-    devices = sorted({each.device.index for each in module.parameters() if each.device.type == "cuda"})
-    buffers = [(each, each.detach().clone()) for each in module.buffers()]
-    gradients = [None if each.grad is None else each.grad.detach().clone() for each in module.parameters()]
-    states = [each.get_state() for each in generators]
+    optimizer = definition.optimizer
+    written: list[Tensor] = [*definition.parameters, *definition.module.buffers(), optimizer.rate, *optimizer.tensors()]
+    kept = [each.detach().to("cpu", copy=True) for each in written]
+    devices = sorted({each.device.index for each in written if each.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
         yield
-    for generator, state in zip(generators, states, strict=True):
-        generator.set_state(state)
     with torch.no_grad():
-        for buffer, kept in buffers:
-            buffer.copy_(kept)
-        for parameter, gradient in zip(module.parameters(), gradients, strict=True):
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            elif gradient is None:
-                parameter.grad.zero_()
-            else:
-                parameter.grad.copy_(gradient)
+        for tensor, before in zip(written, kept, strict=True):
+            tensor.copy_(before)
