@@ -19,7 +19,7 @@ class Gradients:
         self._parameters = list(parameters)
         self.tensors = [torch.zeros_like(each) for each in parameters]
 
-    def add(self, loss: Tensor, *, first: bool) -> None:
+    def backward(self, loss: Tensor, *, first: bool) -> None:
         """Backward of `loss`: its gradients replace what is there if `first`, else they are added."""
         found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         used = [(mine, new) for mine, new in zip(self.tensors, found, strict=True) if new is not None]

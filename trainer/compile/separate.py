@@ -48,7 +48,7 @@ class SeparateStep:
         """See `CompiledStep`."""
         bucket = tuple(each.shape for each in inputs)
         loss, seen = self._loss(bucket)(*self._prepared(bucket, inputs).arguments)
-        self._gradients.add(loss, first=first)
+        self._gradients.backward(loss, first=first)
         # a replayed graph writes its outputs into the same memory again: keep a copy
         return seen.detach().clone()
 
