@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+from . import units
 from .arguments import Arguments
 from .conversation import Conversation
 from .errors import AgentError, ExitCode
@@ -177,8 +178,16 @@ class RunFolder:
             "parent": record.get("parent"),
             "next": None if following is None else following.to_json(),
             "last": self._last_step(),
+            "hint": self._hint() if state is RunState.LOST else None,
             "evidence": (self.log.tail() or None) if state in _EVIDENCE_STATES else None,
         }
+
+    def _hint(self) -> Optional[str]:
+        """How a run ended that left no exit.json, as far as others tell. It decides nothing."""
+        began, unit = (read_json(self.state_file) or {}).get("boot_id"), self.record().get("unit")
+        if began is not None and began != boot_id():
+            return "its host has booted since"
+        return units.ending_of(unit) if isinstance(unit, str) else None
 
     def _last_step(self) -> Optional[Dict[str, Any]]:
         for line in reversed(tail_lines(self.metrics, 1000)):

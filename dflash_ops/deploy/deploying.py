@@ -12,7 +12,7 @@ from dflash_ops.agent.watch import plain
 from dflash_ops.config import Playbook
 from dflash_ops.deploy.building import built, checked
 from dflash_ops.deploy.chain import through_restarts
-from dflash_ops.deploy.endings import what_next, why
+from dflash_ops.deploy.endings import cause, what_next
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.follow import follow
 from dflash_ops.deploy.homecoming import bring_home
@@ -220,7 +220,7 @@ def refuse_bad_end(status: dict[str, Any], where: str) -> None:
     state = status["state"]
     if state in GOOD_STATES:
         return
-    because = why(status["exit"])
+    because = cause(status)
     raise OpsError(
         f"run {status['run']} ended {state}" + (f": {because}" if because else ""),
         exit_code=ExitCode.RUN_FAILED,

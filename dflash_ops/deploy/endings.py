@@ -20,6 +20,11 @@ def why(ended: Exit | None) -> str:
     return str(reason_of(ended).get("what", ""))
 
 
+def cause(status: dict[str, Any]) -> str:
+    """`why` of a run's summary; of one that is LOST what its host takes for the cause."""
+    return why(status["exit"]) or str(status.get("hint") or "")
+
+
 def what_next(run: str, ended: Exit | None) -> str:
     """For a run that ended badly."""
     reason = reason_of(ended)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_ops.deploy.endings import what_next, why
+from dflash_ops.deploy.endings import cause, what_next
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.follow import follow
 from dflash_ops.deploy.session import Session
@@ -34,7 +34,7 @@ class Seen:
         """Raises OpsError (exit 8) with the end of its log, unless it goes on or SUCCEEDED."""
         if self.status is None or self.state == "SUCCEEDED":
             return
-        because = f": {reason}" if (reason := why(self.status["exit"])) else ""
+        because = f": {reason}" if (reason := cause(self.status)) else ""
         raise OpsError(
             f"run {self.run} ended {self.state} in its probation, after {self.done} of {self.steps} steps{because}",
             exit_code=ExitCode.RUN_FAILED,

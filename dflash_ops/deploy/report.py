@@ -44,6 +44,7 @@ def _lines(folder: Path) -> Iterator[str]:
         ("ended", utc(status.get("ended"))),
         ("exit", _ending(status.get("exit"))),
         ("ended by its supervisor", why(status.get("exit"))),
+        ("lost", status.get("hint")),
         ("goes on with", _origin(run, _read(folder / "settings.json"))),
         ("went on as", (status.get("next") or {}).get("run")),
     ):

@@ -254,6 +254,8 @@ class HumanView:
             f"{escape(', '.join(event['devices']))}  from {utc(event['started'])}{escape(step)}{age}"
         )
         self._say_why(event.get("exit"))
+        if event.get("hint"):
+            self._say(f"  lost: {escape(str(event['hint']))}")
         if event.get("skipped_canary"):
             self._say(f"  [bold red]without a canary[/]: {escape(event['skipped_canary'])}")
         if event.get("parent"):

@@ -205,7 +205,9 @@ def test_a_run_of_an_earlier_boot_or_of_a_reused_pid_is_lost(agent: Agent, work:
         ({"supervisor": {**me, "start": me["start"] - 1}}, "LOST"),
     ):
         (folder / "state.json").write_text(json.dumps({**state, **change}))
-        assert agent.call("status", run="one").result["state"] == expected
+        status = agent.call("status", run="one").result
+        assert status["state"] == expected
+        assert status["hint"] == ("its host has booted since" if "boot_id" in change else None)
 
 
 def test_the_newest_run_is_the_last_that_began_whatever_the_clock_said(

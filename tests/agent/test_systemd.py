@@ -69,7 +69,12 @@ def test_a_killed_supervisor_takes_the_unit_along_and_stop_forgets_it(rig: Rig, 
         rig.exec_in_container(["systemctl", "kill", "-s", "KILL", "--kill-who=main", f"{unit}.service"]).returncode == 0
     )
     eventually(lambda: inside.call("status", run="unit-c").result["state"] == "LOST")
-    assert inside.call("stop", run="unit-c", grace_s=1).result["remaining"] == []
+    # the state is known before systemd has ended the rest of the unit
+    eventually(lambda: show(rig, unit, "ActiveState") == "failed")
+    hint = inside.call("status", run="unit-c").result["hint"]
+    assert hint == "systemd has its unit as failed (signal): its supervisor was killed by SIGKILL"
+    stopped = inside.call("stop", run="unit-c", grace_s=1).result
+    assert (stopped["state"], stopped["remaining"]) == ("LOST", [])
     eventually(lambda: show(rig, unit, "LoadState") == "not-found")
     assert rig.exec_in_container(["systemctl", "--failed", "--quiet", "--plain"]).stdout.count("dflash-ops") == 0
 
