@@ -1,13 +1,14 @@
-"""What this host no longer needs: old runs, releases and prepared data. First a plan that can be read."""
+"""What this host no longer needs: old runs, releases, assets, caches and agents. First a plan that can be read."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Set
 
+from . import caches
 from .arguments import Arguments
+from .caches import PREPARED, TRASH, entries, used_bytes
 from .collect import unlisted
 from .conversation import Conversation
 from .files import exclusive, fsync_folder, remove_tree
@@ -19,7 +20,6 @@ from .runs import RunFolder, all_runs
 from .workdir import WorkDir
 
 GOES, STAYS, STUCK = "goes", "stays", "stuck"
-_TRASH = ".trash"
 _COLLECTED = "it is being collected"
 
 
@@ -28,7 +28,7 @@ class Item:
     """One thing of this host. `bytes`: what it takes on the disk."""
 
     kind: str
-    """run, release, prepared or leftover."""
+    """run, release, asset, prepared, kernels, agent or leftover."""
     name: str
     path: Path
     fate: str
@@ -42,12 +42,15 @@ class Item:
 
 @dataclass(frozen=True)
 class Limits:
-    """How many of each stay, the newest. `collected`: runs that the client has; None: it does not matter."""
+    """How many of each stay, the newest. `collected`: runs that the client has; None: it does not matter.
+    `kernels`: whether compiled kernels go."""
 
     runs: int
     releases: int
     prepared: int
     collected: Optional[Set[str]]
+    assets: int = 0
+    kernels: bool = False
 
 
 def op_prune(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
@@ -58,12 +61,14 @@ def op_prune(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         args.size("keep_releases"),
         args.size("keep_prepared"),
         None if args.values.get("collected") is None else set(args.names("collected")),
+        args.size("keep_assets"),
+        args.flag("kernels"),
     )
     if args.flag("dry_run"):
         return {"items": [item.to_json() for item in plan(work, limits)]}
     conversation.lock.refuse_if_taken()
     # what an earlier prune was killed over is told, and goes with the rest
-    done = [removed(item) if item.fate == GOES else item for item in plan(work, limits)]
+    done = [removed(work, item) if item.fate == GOES else item for item in plan(work, limits)]
     gone = [item for item in done if item.fate == GOES]
     if gone:
         work.record("prune", gone=[f"{item.kind} {item.name}" for item in gone], bytes=sum(item.bytes for item in gone))
@@ -79,6 +84,9 @@ def plan(work: WorkDir, limits: Limits) -> List[Item]:
         *runs,
         *_releases(work, limits, staying),
         *_prepared(work, limits, staying),
+        *_assets(work, limits, staying),
+        *_kernels(work, limits, staying),
+        *_agents(work),
     ]
 
 
@@ -89,7 +97,7 @@ def _item(kind: str, path: Path, stays: Optional[str], goes: str) -> Item:
 
 def _leftovers(work: WorkDir) -> Iterator[Item]:
     for folder in _folders(work):
-        for path in _entries(folder / _TRASH):
+        for path in entries(folder / TRASH):
             yield _item("leftover", path, None, "an earlier prune was killed over it")
     held = {lease.owner for lease in leases(work)}
     for run in all_runs(work):
@@ -98,7 +106,7 @@ def _leftovers(work: WorkDir) -> Iterator[Item]:
 
 
 def _folders(work: WorkDir) -> List[Path]:
-    return [work.runs, work.releases, work.cache / "prepared"]
+    return [work.runs, work.releases, work.cache / PREPARED, work.cache, work.assets, work.root / "agent"]
 
 
 def _runs(work: WorkDir, limits: Limits) -> Iterator[Item]:
@@ -175,7 +183,7 @@ def _prepared(work: WorkDir, limits: Limits, staying: List[RunFolder]) -> Iterat
         settings = folder.settings()
         used[str(settings.get("prepared"))] = folder.run
     # one that is not complete is made anew by whoever needs it, and nobody makes one now: we hold the lock
-    paths = _newest_first(_entries(work.cache / "prepared"))
+    paths = _newest_first(entries(work.cache / PREPARED))
     whole = [path for path in paths if (path / "prepare.json").exists()]
     for path in paths:
         if path not in whole:
@@ -188,31 +196,44 @@ def _prepared(work: WorkDir, limits: Limits, staying: List[RunFolder]) -> Iterat
             yield _item("prepared", path, why, f"older than the {limits.prepared} newest, and no run that stays has it")
 
 
-def _entries(folder: Path) -> List[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if path.name != _TRASH)
-    except FileNotFoundError:
-        return []
+def _assets(work: WorkDir, limits: Limits, staying: List[RunFolder]) -> Iterator[Item]:
+    used = {name: f"run {folder.run}" for folder in staying for name in caches.assets_of(work, folder)}
+    used.update(caches.assets_of_jobs(work))
+    paths = _newest_first(entries(work.assets))
+    whole = [path for path in paths if not path.name.endswith(".part")]
+    for path in paths:
+        if path not in whole:
+            why = "its upload broke off, and may go on within a day" if caches.may_go_on(path) else None
+            yield _item("asset", path, why, "its upload broke off, more than a day ago")
+        elif path.name in used:
+            yield _item("asset", path, f"{used[path.name]} has it", "")
+        else:
+            why = f"one of the {limits.assets} newest" if whole.index(path) < limits.assets else None
+            yield _item("asset", path, why, f"older than the {limits.assets} newest, and no run that stays has it")
+
+
+def _kernels(work: WorkDir, limits: Limits, staying: List[RunFolder]) -> Iterator[Item]:
+    running = [f"run {folder.run}" for folder in staying if folder.goes_on]
+    running += [f"{lease.kind} {lease.owner}" for lease in leases(work)]
+    why = caches.why_kernels_stay(next(iter(running), None), limits.kernels)
+    for path in caches.kernels(work):
+        yield _item("kernels", path, why, "the next canary compiles them anew")
+
+
+def _agents(work: WorkDir) -> Iterator[Item]:
+    living = caches.living_agents(work)
+    for path in entries(work.root / "agent"):
+        # what a killed bootstrap left is no agent
+        if path.suffix == ".pyz":
+            why = "a process of it lives" if path.stem in living else None
+            yield _item("agent", path, why, "no process of it lives, and it is sent again when it is needed")
 
 
 def _newest_first(paths: List[Path]) -> List[Path]:
     return sorted(paths, key=lambda path: (path.lstat().st_mtime, path.name), reverse=True)
 
 
-def used_bytes(path: Path) -> int:
-    """What a tree takes on the disk; links are not followed."""
-    total = path.lstat().st_blocks
-    for folder, below, names in os.walk(path):
-        for name in [*below, *names]:
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_blocks
-            except OSError:
-                # gone meanwhile
-                continue
-    return total * 512
-
-
-def removed(item: Item) -> Item:
+def removed(work: WorkDir, item: Item) -> Item:
     """What could not be removed is told, and stops nothing else."""
     try:
         if item.kind == "leftover":
@@ -222,6 +243,12 @@ def removed(item: Item) -> Item:
                 if pinned(RunFolder(item.path)):
                     return replace(item, fate=STAYS, why=_COLLECTED)
                 aside = _set_aside(item.path)
+        elif item.kind == "agent":
+            aside = _set_aside(item.path)
+            if item.path.stem in caches.living_agents(work):
+                # one began meanwhile, and found it there
+                aside.rename(item.path)
+                return replace(item, fate=STAYS, why="a process of it lives")
         else:
             aside = _set_aside(item.path)
         remove_tree(aside)
@@ -232,7 +259,7 @@ def removed(item: Item) -> Item:
 
 def _set_aside(path: Path) -> Path:
     """Out of sight in one step, on the same file system: whoever looks finds it whole or not at all."""
-    trash = path.parent / _TRASH
+    trash = path.parent / TRASH
     trash.mkdir(mode=0o700, exist_ok=True)
     target = trash / path.name
     remove_tree(target)

@@ -45,8 +45,8 @@ def command(
     chosen = chosen_host(events, host, inventory)
     loaded = load_playbook(playbook, sets=sets)
     with Session(chosen, events) as session, session.conversation() as conversation:
-        found = examine(session, conversation, facts(conversation), loaded)
-        found += [one.diagnosis for one in examine_assets(conversation, loaded, events).values()]
+        assets = examine_assets(conversation, loaded, events)
+        found = examine(session, conversation, facts(conversation), loaded, assets, caches=True)
     for one in found:
         events.emit("diagnosis", **one.as_event())
     result["blockers"] = sum(one.level.value == "blocker" for one in found)

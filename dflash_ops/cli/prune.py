@@ -18,6 +18,8 @@ COUNT = click.IntRange(min=0)
 @click.option("--keep-runs", type=COUNT, default=5, show_default=True, help="Newest runs that stay.")
 @click.option("--keep-releases", type=COUNT, default=3, show_default=True, help="Newest releases that stay.")
 @click.option("--keep-prepared", type=COUNT, default=2, show_default=True, help="Newest prepared data that stay.")
+@click.option("--keep-assets", type=COUNT, default=2, show_default=True, help="Newest uploaded assets that stay.")
+@click.option("--kernels", is_flag=True, help="Compiled kernels go too: the next canary compiles them anew.")
 @click.option("--uncollected", is_flag=True, help="Old runs go though they are not whole on this workstation.")
 @click.option("--dry-run", is_flag=True, help="Show what would go, and why everything else stays.")
 @command_end
@@ -31,10 +33,12 @@ def command(
     keep_runs: int,
     keep_releases: int,
     keep_prepared: int,
+    keep_assets: int,
+    kernels: bool,
     uncollected: bool,
     dry_run: bool,
 ) -> None:
-    """Make room on a host: old runs that are whole on this workstation, old releases, old prepared data.
+    """Make room on a host: old runs that are whole on this workstation, old releases, assets and prepared data.
 
     Never what a running run, or one that stays, has; never the current release, the previous one and the last one
     whose canary passed. The optimizer state of a run that goes is nowhere any more: it cannot be resumed.
@@ -46,6 +50,6 @@ def command(
 
     chosen = chosen_host(events, host, inventory)
     with Session(chosen, events) as session:
-        limits = Limits(keep_runs, keep_releases, keep_prepared)
+        limits = Limits(keep_runs, keep_releases, keep_prepared, keep_assets, kernels)
         result.update(prune(session, events, runs, limits, uncollected=uncollected, dry_run=dry_run))
     events.emit("pruned", host=chosen.name, dry_run=dry_run, **result)

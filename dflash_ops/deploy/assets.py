@@ -29,10 +29,12 @@ class HostAsset:
 
 @dataclass(frozen=True)
 class Found:
-    """One asset as far as it is known. `asset` is None where it is missing, wrong, or still to be sent."""
+    """One asset as far as it is known. `asset` is None where it is missing, wrong, or still to be sent; `coming`:
+    bytes that are to be sent."""
 
     diagnosis: Diagnosis
     asset: HostAsset | None = None
+    coming: int = 0
 
 
 def examine_assets(conversation: Conversation, playbook: Playbook, events: Events) -> dict[str, Found]:
@@ -44,20 +46,20 @@ def examine_assets(conversation: Conversation, playbook: Playbook, events: Event
     return found
 
 
-def bring_assets(conversation: Conversation, playbook: Playbook, events: Events) -> dict[str, Found]:
-    """As `examine_assets`, but what is to be sent is sent, unless one of them is a blocker.
+def bring_assets(
+    conversation: Conversation, playbook: Playbook, events: Events, found: Mapping[str, Found]
+) -> dict[str, Found]:
+    """Sends what `examine_assets` has found to be sent; those that were. An upload that broke off goes on where it was.
 
-    An upload that broke off goes on where it was.
+    None of `found` may be a blocker.
     """
-    found = examine_assets(conversation, playbook, events)
-    if any(one.diagnosis.level is Level.BLOCKER for one in found.values()):
-        return found
+    sent = {}
     for name, asset in playbook.assets.items():
         if asset.upload is not None and found[name].asset is None:
             path = _send(conversation, name, asset, events)
             content = _local(name, asset)
-            found[name] = _there(name, HostAsset(path, content.fingerprint), content.size)
-    return found
+            sent[name] = _there(name, HostAsset(path, content.fingerprint), content.size)
+    return sent
 
 
 def resolved(settings: dict[str, Any], assets: Mapping[str, HostAsset]) -> dict[str, Any]:
@@ -91,7 +93,7 @@ def _examined(conversation: Conversation, name: str, asset: Asset) -> Found:
         return _blocked(name, what, "make room in the work directory")
     if answer["path"] is None:
         what = f"asset {name}: {sized(answer['bytes'])} of {sized(content.size)} are still to be sent"
-        return Found(Diagnosis(Level.OK, "host", what))
+        return Found(Diagnosis(Level.OK, "host", what), coming=int(answer["bytes"]))
     return _there(name, HostAsset(answer["path"], content.fingerprint), content.size)
 
 

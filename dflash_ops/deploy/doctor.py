@@ -19,6 +19,8 @@ LOW_FREE_BYTES = 5 << 30
 MIN_FREE_INODES = 2000
 MAX_CLOCK_SKEW_S = 60.0
 BUSY_GPU_SHARE = 0.05
+CACHES = {"assets": "assets", "prepared": "prepared data", "kernels": "compiled kernels"}
+"""What the agent measures, and what people call it."""
 
 
 class Level(str, Enum):
@@ -93,18 +95,30 @@ def examine_variables(variables: Variables) -> list[Diagnosis]:
 
 
 def examine_disk(
-    host: Host, facts: Mapping[str, Any], footprint: Mapping[str, Any], playbook: Playbook
+    host: Host, facts: Mapping[str, Any], footprint: Mapping[str, Any], playbook: Playbook, *, coming: int = 0
 ) -> list[Diagnosis]:
-    """What the run will need at most, against what is free. `footprint` is the agent's answer of that name."""
+    """What the run will need at most, against what is free. `footprint` is the agent's answer of that name; `coming`:
+    bytes of assets that are still to be sent."""
     where = "container" if host.transport == "pct" else "host"
+    found, caches = _projected(where, facts, footprint, playbook, coming), footprint.get("caches")
+    if caches is not None:
+        sizes = ", ".join(f"{name} {sized(caches[key])}" for key, name in CACHES.items())
+        found.append(Diagnosis(Level.OK, where, f"there already: {sizes}; see `dflash-ops prune --dry-run`"))
+    return found
+
+
+def _projected(
+    where: str, facts: Mapping[str, Any], footprint: Mapping[str, Any], playbook: Playbook, coming: int
+) -> list[Diagnosis]:
     known = footprint["checkpoint"]
     if known is None:
         text = "what a checkpoint of this drafter takes is known after its first run here"
         return [Diagnosis(Level.OK, where, text)]
     count, why = _checkpoints_at_once(playbook)
-    need, free, log = count * known["bytes"], facts["disk_free_bytes"], playbook.run.log_max_bytes
+    need, free, log = count * known["bytes"] + coming, facts["disk_free_bytes"], playbook.run.log_max_bytes
+    assets = f", and {sized(coming)} of assets to come" if coming else ""
     text = (
-        f"{count} checkpoints at once ({why}), {sized(known['bytes'])} each as those of run {known['run']}: "
+        f"{count} checkpoints at once ({why}), {sized(known['bytes'])} each as those of run {known['run']}{assets}: "
         f"{sized(need)} of {sized(free)} free"
     )
     if need > free:

@@ -1,4 +1,4 @@
-"""Making room on a host: old runs that are home, old releases, old prepared data."""
+"""Making room on a host: old runs that are home, old releases, assets, prepared data and agents, kernels if asked."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from dflash_ops.transport import Conversation
 
 @dataclass(frozen=True)
 class Limits:
-    """How many of each stay, the newest."""
+    """How many of each stay, the newest. `kernels`: whether those that were compiled go."""
 
     runs: int
     releases: int
     prepared: int
+    assets: int
+    kernels: bool
 
 
 def prune(
@@ -40,6 +42,8 @@ def prune(
                 "keep_runs": limits.runs,
                 "keep_releases": limits.releases,
                 "keep_prepared": limits.prepared,
+                "keep_assets": limits.assets,
+                "kernels": limits.kernels,
                 "collected": None if uncollected else _collected(conversation, events, runs, limits.runs),
                 "dry_run": dry_run,
             },

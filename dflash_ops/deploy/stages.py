@@ -12,7 +12,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from dflash_ops.config import Playbook
-from dflash_ops.deploy.assets import HostAsset, as_arguments, bring_assets, resolved
+from dflash_ops.deploy.assets import Found, HostAsset, as_arguments, bring_assets, examine_assets, resolved
 from dflash_ops.deploy.doctor import (
     Diagnosis,
     clock,
@@ -154,10 +154,11 @@ class Stages:
 
     def doctor(self) -> None:
         """Host, GPUs and the trainer's own check. Raises OpsError (exit 5) that names the first blocker."""
-        found = examine(self.session, self.conversation, self.facts, self.playbook)
-        self._report(found)
-        assets = bring_assets(self.conversation, self.playbook, self.events)
-        self._report([one.diagnosis for one in assets.values()])
+        assets = examine_assets(self.conversation, self.playbook, self.events)
+        self._report(examine(self.session, self.conversation, self.facts, self.playbook, assets))
+        sent = bring_assets(self.conversation, self.playbook, self.events, assets)
+        self._report([one.diagnosis for one in sent.values()])
+        assets |= sent
         self._assets |= {name: one.asset for name, one in assets.items() if one.asset is not None}
         self.events.emit("asking", what="the trainer for its own check (the first import takes a minute)")
         try:
@@ -271,8 +272,9 @@ def _probe_arguments(session: Session) -> dict[str, object]:
     return {"python": session.python, "user": session.host.job_user, "environment": session.variables.plain}
 
 
-def _footprint_arguments(playbook: Playbook) -> dict[str, object]:
-    return {"module": playbook.trainer.module, "workload": playbook.workload.model_dump(mode="json")}
+def _footprint_arguments(playbook: Playbook, *, caches: bool = False) -> dict[str, object]:
+    workload = playbook.workload.model_dump(mode="json")
+    return {"module": playbook.trainer.module, "workload": workload, "caches": caches}
 
 
 def _misnamed(name: str, found: list[str]) -> str:
@@ -288,19 +290,29 @@ CANARY_SLACK_S = 120
 LAUNCH_TIMEOUT_S = 60
 
 
-def examine(session: Session, conversation: Conversation, known: Facts, playbook: Playbook) -> list[Diagnosis]:
-    """What `doctor` can tell without a release on the host."""
+def examine(
+    session: Session,
+    conversation: Conversation,
+    known: Facts,
+    playbook: Playbook,
+    assets: Mapping[str, Found],
+    *,
+    caches: bool = False,
+) -> list[Diagnosis]:
+    """What `doctor` can tell without a release on the host. `caches`: measure what they take, file by file."""
     environment = conversation.request("probe", _probe_arguments(session))
-    footprint = conversation.request("footprint", _footprint_arguments(playbook))
+    footprint = conversation.request("footprint", _footprint_arguments(playbook, caches=caches))
+    coming = sum(one.coming for one in assets.values())
     return [
         *examine_node(session.host, conversation.greeting),
         *examine_host(session.host, known.raw, environment, clock()),
-        *examine_disk(session.host, known.raw, footprint, playbook),
+        *examine_disk(session.host, known.raw, footprint, playbook, coming=coming),
         *examine_variables(session.variables),
         *examine_gpus(known.raw, playbook),
         *examine_packages(environment, playbook),
         *examine_tools(environment, playbook),
         *examine_holders(conversation.request("holders")),
+        *(one.diagnosis for one in assets.values()),
     ]
 
 

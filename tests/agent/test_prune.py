@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from dflash_ops.agent import prune as pruning
 from dflash_ops.agent.files import digest_of
+from dflash_ops.agent.orphans import mark_running
 from dflash_ops.agent.processes import ProcessId, boot_id
 from dflash_ops.agent.prune import Limits, plan
 from dflash_ops.agent.workdir import WorkDir
@@ -53,19 +56,30 @@ class Host:
         *,
         release: str = "",
         prepared: Path | None = None,
+        target: Path | None = None,
+        init_from: Path | None = None,
         resume_from: Path | None = None,
         running: bool = False,
     ) -> Path:
         self._time += 1
         path = self.work.runs / name
         (path / "out/checkpoints").mkdir(parents=True)
-        _write(path / "run.json", {"run": name, "started": self._time, "release": release, "devices": ["cpu"]})
-        training = {"resume_from": None if resume_from is None else str(resume_from)}
+        assets = {} if target is None else {"target": {"path": str(target / "weights"), "sha256": target.name}}
+        record = {"run": name, "started": self._time, "release": release, "devices": ["cpu"], "assets": assets}
+        _write(path / "run.json", record)
+        training = {"resume_from": resume_from and str(resume_from), "init_from": init_from and str(init_from)}
         _write(path / "settings.json", {"prepared": prepared and str(prepared), "training": training})
         if running:
             _write(path / "state.json", {"boot_id": boot_id(), "supervisor": _me()})
         else:
             _write(path / "exit.json", {"state": "SUCCEEDED"})
+        return path
+
+    def asset(self, name: str) -> Path:
+        path = self.work.assets / digest_of(name)
+        path.mkdir(parents=True)
+        (path / "weights").write_text(name)
+        self._dated(path).chmod(0o555)
         return path
 
     def verdict(self, release: str, *, made: float, outcome: str = "pass", devices: str = "cpu") -> None:
@@ -196,12 +210,64 @@ def test_releases_and_data_of_runs_that_stay_stay(host: Host) -> None:
     assert host.fates(Limits(1, 0, 1, None))[newest.name][0] == "stays"
 
 
+def test_assets_of_runs_that_stay_and_of_jobs_that_live_stay(host: Host) -> None:
+    target, start, of_job, gone, newest = (host.asset(name) for name in ("target", "start", "job", "gone", "newest"))
+    host.run("old", target=gone)
+    host.run("kept", target=target, init_from=start)
+    canary = host.work.canaries / "c"
+    canary.mkdir()
+    mark_running(canary, "canary", [], None)
+    _write(canary / "settings.json", {"workload": {"target": str(of_job)}})
+    fates = host.fates(Limits(1, 0, 0, None, assets=1))
+    assert fates[target.name] == fates[start.name] == ("stays", "run kept has it")
+    assert fates[of_job.name] == ("stays", "canary c has it")
+    assert fates[newest.name] == ("stays", "one of the 1 newest")
+    assert host.going(Limits(1, 0, 0, None, assets=1)) == {"old", gone.name}
+    # an upload that broke off: a moment ago, or long ago
+    for name, age_s in (("a" * 64, 0), ("b" * 64, 100_000)):
+        part = host.work.assets / f"{name}.part" / "incoming"
+        part.mkdir(parents=True)
+        (part / "file").write_text("half")
+        for path in (part / "file", part, part.parent):
+            os.utime(path, (time.time() - age_s,) * 2)
+    assert host.going(Limits(1, 0, 0, None, assets=1)) == {"old", gone.name, "b" * 64 + ".part"}
+
+
+def test_kernels_go_when_asked_and_nobody_runs(host: Host) -> None:
+    for name in ("inductor", "other"):
+        (host.work.cache / name / "ab").mkdir(parents=True)
+        (host.work.cache / name / "ab" / "kernel.so").write_bytes(b"x" * 10_000)
+    assert host.going() == set()
+    assert "prune --kernels" in host.fates()["inductor"][1]
+    asked = Limits(0, 0, 0, None, kernels=True)
+    assert host.going(asked) == {"inductor", "other"}
+    (item,) = [item for item in plan(host.work, asked) if item.name == "other"]
+    assert (item.kind, item.bytes >= 10_000) == ("kernels", True)
+    assert (pruning.removed(host.work, item).fate, item.path.exists()) == ("goes", False)
+    host.run("running", running=True)
+    assert host.fates(asked)["inductor"] == ("stays", "run running may be using them")
+
+
+def test_agents_that_nobody_is_go(agent: Agent, work: Path) -> None:
+    old, living = work / "agent" / f"{'a' * 64}.pyz", work / "agent" / f"{'b' * 64}.pyz"
+    for path in (old, living):
+        path.write_bytes(b"agent")
+    with subprocess.Popen(["sh", "-c", "read line", "supervise", str(living)], stdin=subprocess.PIPE) as process:
+        assert {name for name, item in ask_all(agent).items() if item["fate"] == "goes"} == {old.name}
+        assert living.exists()
+        assert not old.exists()
+        process.communicate()
+    # and the one that answers still does, whatever it has to load for that
+    assert {name for name, item in ask_all(agent).items() if item["fate"] == "goes"} == {living.name}
+    assert agent.call("facts").result["releases"] == []
+
+
 def test_a_run_that_somebody_begins_to_collect_meanwhile_stays(host: Host) -> None:
     path = host.run("a")
     (item,) = plan(host.work, NONE)
     (path / "pins").mkdir()
     _write(path / "pins/1.json", {"boot_id": boot_id(), "agent": _me(), "checkpoints": ["step-000004"]})
-    assert (pruning.removed(item).fate, path.exists()) == ("stays", True)
+    assert (pruning.removed(host.work, item).fate, path.exists()) == ("stays", True)
 
 
 def test_half_written_checkpoints_of_a_lost_run_go_though_it_stays(host: Host) -> None:
@@ -226,16 +292,25 @@ def test_what_the_host_does_not_let_go_is_told_and_the_rest_goes(host: Host, mon
         remove(path)
 
     monkeypatch.setattr(pruning, "remove_tree", refuse)
-    done = {item.name: pruning.removed(item) for item in plan(host.work, NONE)}
+    done = {item.name: pruning.removed(host.work, item) for item in plan(host.work, NONE)}
     assert (done["a"].fate, done["b"].fate) == ("stuck", "goes")
     assert "Operation not permitted" in done["a"].why
     assert not other.exists()
     assert stuck.exists()
 
 
+def ask_all(agent: Agent, **more: Any) -> dict[str, dict[str, Any]]:
+    limits = {"keep_runs": 0, "keep_releases": 0, "keep_prepared": 0, "keep_assets": 0}
+    items = agent.call("prune", **{**limits, "collected": None, **more}).result["items"]
+    return {item["name"]: item for item in items}
+
+
 def ask(agent: Agent, **more: Any) -> dict[str, dict[str, Any]]:
-    arguments = {"keep_runs": 0, "keep_releases": 0, "keep_prepared": 0, "collected": None, **more}
-    return {item["name"]: item for item in agent.call("prune", **arguments).result["items"]}
+    """All but the agent that answers."""
+    items = ask_all(agent, **more)
+    (mine,) = [name for name, item in items.items() if item["kind"] == "agent"]
+    assert (items[mine]["fate"], items[mine]["why"]) == ("stays", "a process of it lives")
+    return {name: item for name, item in items.items() if name != mine}
 
 
 def test_over_the_wire(agent: Agent, work: Path) -> None:

@@ -1,0 +1,119 @@
+"""What the work directory has beside runs and releases, how large it is, and who has it: assets, kernels, agents."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Set
+
+from .files import read_json
+from .orphans import living_jobs
+from .processes import pids
+from .runs import RunFolder
+from .workdir import WorkDir
+
+TRASH = ".trash"
+PREPARED = "prepared"
+_UPLOAD_S = 86400.0
+"""An upload that broke off may go on where it was for so long."""
+
+
+def entries(folder: Path) -> List[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.name != TRASH)
+    except FileNotFoundError:
+        return []
+
+
+def used_bytes(path: Path) -> int:
+    """What a tree takes on the disk; links are not followed."""
+    total = path.lstat().st_blocks
+    for folder, below, names in os.walk(path):
+        for name in [*below, *names]:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_blocks
+            except OSError:
+                # gone meanwhile
+                continue
+    return total * 512
+
+
+def kernels(work: WorkDir) -> List[Path]:
+    """What the trainers keep in their cache beside prepared data: kernels that were compiled."""
+    return [path for path in entries(work.cache) if path.name != PREPARED]
+
+
+def sizes(work: WorkDir) -> Dict[str, int]:
+    """Bytes of each kind. It looks at every file: kernels may be many thousands."""
+    places = {"assets": entries(work.assets), "prepared": entries(work.cache / PREPARED), "kernels": kernels(work)}
+    return {kind: sum(used_bytes(path) for path in paths) for kind, paths in places.items()}
+
+
+def assets_of(work: WorkDir, folder: RunFolder) -> Set[str]:
+    """Names of the uploaded assets that a run was started with, or whose path stands in its settings."""
+    return _below(work.assets, [folder.record().get("assets"), folder.settings()])
+
+
+def assets_of_jobs(work: WorkDir) -> Dict[str, str]:
+    """The same of checks, canaries and the like of agents that live, with the name of the job."""
+    found = {}
+    for job in living_jobs(work):
+        for name in _below(work.assets, [read_json(job.folder / "settings.json")]):
+            found[name] = f"{job.verb} {job.name}"
+    return found
+
+
+def _below(root: Path, values: List[Any]) -> Set[str]:
+    """The entries of `root` that the texts in `values` lead to."""
+    found = set()
+    for text in _texts(values):
+        path = Path(text)
+        if root in path.parents:
+            found.add(path.relative_to(root).parts[0])
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def may_go_on(path: Path) -> bool:
+    """Whether something came to an unfinished upload within the last day."""
+    newest = path.lstat().st_mtime
+    for folder, _, names in os.walk(path):
+        # those that are complete have a time of their own, the folder that took them has not
+        for one in (folder, *(os.path.join(folder, name) for name in names)):
+            try:
+                newest = max(newest, os.lstat(one).st_mtime)
+            except OSError:
+                continue
+    return time.time() - newest < _UPLOAD_S
+
+
+def living_agents(work: WorkDir) -> Set[str]:
+    """Digests of the agents that some process is, or is about to become: agents and supervisors read their file on."""
+    folder = work.root / "agent"
+    digests = {path.stem: path.stem.encode() for path in [*entries(folder), *entries(folder / TRASH)]}
+    found: Set[str] = set()
+    for pid in pids():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        found.update(name for name, digest in digests.items() if digest in words)
+    return found
+
+
+def why_kernels_stay(running: Optional[str], asked: bool) -> Optional[str]:
+    """None: they may go. `running`: who may be compiling now."""
+    if running is not None:
+        return f"{running} may be using them"
+    return None if asked else "compiled anew they take minutes: `dflash-ops prune --kernels` removes them"
