@@ -23,6 +23,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, what in (
         ("check", "validate settings against this machine"),
         ("prepare", "make the data that check says is needed"),
+        ("tune", "prove and time every strategy on this machine"),
         ("canary", "prove the workload on this machine"),
         ("run", "train"),
         ("evaluate", "judge a checkpoint by speculative decoding"),
@@ -74,7 +75,7 @@ def _write_refusal(out: Path, problem: InputError) -> None:
     from trainer.settings import CONTRACT
 
     told = [{"what": problem.what, "where": problem.where, "fix": problem.fix}]
-    found = {"contract": CONTRACT, "outcome": "refused", "problems": told, "prepare": None, "devices": []}
+    found = {"contract": CONTRACT, "outcome": "refused", "problems": told, "prepare": None, "tune": None, "devices": []}
     write_json(out / "check.json", found)
 
 
@@ -106,14 +107,19 @@ def _verb(arguments: argparse.Namespace, stop: threading.Event) -> int:
         from trainer.canary import run_canary
 
         return run_canary(settings, out)
+    if arguments.verb == "tune":
+        from trainer.tune.tuner import tune
+
+        return tune(settings, arguments.settings, out)
     if arguments.verb == "evaluate":
         from trainer.judge import judge_checkpoint
 
         judge_checkpoint(settings, arguments.checkpoint, out)
         return _OK
     from trainer.train_dflash_pipeline import run
+    from trainer.tune.table import named
 
-    result = run(settings, out, stop=stop.is_set)
+    result = run(named(settings), out, stop=stop.is_set)
     return _STOPPED if result.outcome == "stopped" else _OK
 
 

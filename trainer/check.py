@@ -12,11 +12,13 @@ from trainer.checkpoint import load_checkpoint
 from trainer.errors import InputError
 from trainer.facts import TargetFacts, open_data, refuse_other_drafter, target_facts
 from trainer.files import write_json
+from trainer.machine import uuid_of
 from trainer.mask_token import refuse_mask_in_data
 from trainer.placement import place
 from trainer.prepare import PREPARED, prepare_key, prompts_path
 from trainer.prompts import read_prompts
 from trainer.settings import CONTRACT, Settings
+from trainer.tune.table import needs_tuning
 
 
 class _Problems:
@@ -66,7 +68,7 @@ def devices() -> list[dict[str, object]]:
         found.append(
             {
                 "device": f"cuda:{index}",
-                "uuid": f"GPU-{facts.uuid}",
+                "uuid": uuid_of(torch.device("cuda", index)),
                 "name": facts.name,
                 "memory_bytes": facts.total_memory,
             }
@@ -79,6 +81,7 @@ def check(settings: Settings, out: Path) -> list[InputError]:
     problems = _Problems()
     facts: TargetFacts | None = None
     prepare: dict[str, str] | None = None
+    tune: dict[str, str] | None = None
     with problems.collect():
         place(settings.workload, torch.cuda.device_count())
     with problems.collect():
@@ -87,6 +90,8 @@ def check(settings: Settings, out: Path) -> list[InputError]:
         prepare = _data(settings, facts)
     with problems.collect():
         _resume(settings, facts)
+    if facts is not None and not problems.found:
+        tune = needs_tuning(settings, facts.drafter)
     refused = bool(problems.found)
     write_json(
         out / "check.json",
@@ -95,6 +100,7 @@ def check(settings: Settings, out: Path) -> list[InputError]:
             "outcome": "refused" if refused else "ok",
             "problems": [{"what": each.what, "where": each.where, "fix": each.fix} for each in problems.found],
             "prepare": None if refused else prepare,
+            "tune": tune,
             "devices": devices(),
         },
     )

@@ -97,7 +97,9 @@ def held_out_loss(parts: Parts, drafter: DFlashDrafter) -> float | None:
 def judge_checkpoint(settings: Settings, checkpoint: Path, out: Path) -> None:
     """The `evaluate` verb: write `evaluation.json`. Raises `InputError`."""
     torch.set_num_threads(available_cpus())
-    parts = load_parts(replace(settings, training=replace(settings.training, resume_from=None)))
+    # nothing is compiled here: `auto` needs no table
+    work = replace(settings.workload, strategy="eager")
+    parts = load_parts(replace(settings, workload=work, training=replace(settings.training, resume_from=None)))
     config, weights = load_checkpoint(checkpoint)
     refuse_other_drafter(config, parts.drafter)
     found = judge(parts, {name: each.to(parts.dtype) for name, each in weights.items()})

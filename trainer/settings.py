@@ -16,6 +16,8 @@ from typing import Any, TypeVar, cast
 from trainer.errors import InputError, nearest
 
 CONTRACT = 1
+AUTO = "auto"
+"""The strategy that stands for the fastest right one of a table (`tune.table`)."""
 
 _Check = Callable[[object, str], object]
 _T = TypeVar("_T")
@@ -141,7 +143,7 @@ class Workload:
     target_devices: str | tuple[str, ...] = _key(_devices, "auto")
     dtype: str = _key(_choice("float32", "bfloat16"), "bfloat16")
     target_dtype: str = _key(_choice("float32", "bfloat16"), "bfloat16")
-    strategy: str = _key(_choice("eager", "default", "reduce-overhead"), "reduce-overhead")
+    strategy: str = _key(_choice("eager", "default", "reduce-overhead", AUTO), "reduce-overhead")
     block_size: int = _key(_integer(2), 16)
     anchors: int = _key(_integer(1), 512)
     buckets: tuple[int, ...] = _key(_list(_integer(2), "an ascending list of integers >= 2", ascending=True), (3072,))
@@ -160,6 +162,7 @@ class Workload:
     canary_steps: int = _key(_integer(1), 3)
     rehearsal_steps: int = _key(_integer(1), 3)
     canary_timeout_s: int = _key(_integer(1), 600)
+    throughput_check: bool = _key(_boolean, True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,6 +73,7 @@ def run(
         parts = load_parts(settings, longest_first=longest_first)
     _refuse_later_checkpoints(out / "checkpoints", parts.start.step)
     with MetricsFile(out / "metrics.ndjson") as metrics:
+        metrics.write("strategy", parts.start.step, strategy=parts.strategy.name)
         before = _judge(parts, parts.start.weights, metrics, "start", parts.start.step) if evaluate else None
         training = _Training(parts, out, metrics, limit_steps, stop)
         training.run()

@@ -36,7 +36,7 @@ def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     refuse_if_occupied(work, job.devices.names, shared)
     refuse_changed(work, job.assets)
 
-    binding, store = stamp(job), VerdictStore.of(work)
+    binding, store = stamp(work, job), VerdictStore.of(work)
     name = args.optional_run("name") or new_id()
     folder = work.canaries / name
     out = folder / "out"
@@ -101,7 +101,7 @@ def _claimed(evidence: Optional[Dict[str, Any]]) -> Optional[Outcome]:
 def _changed(args: Arguments, work: WorkDir, before: Binding) -> Optional[str]:
     """What changed while the canary ran, in words; None when all is as before."""
     try:
-        after = stamp(Job.from_arguments(work, args))
+        after = stamp(work, Job.from_arguments(work, args))
     except AgentError as error:
         return f"while the canary ran, something changed: {error.what}"
     differences = after.differences(vars(before))

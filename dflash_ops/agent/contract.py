@@ -15,6 +15,7 @@ from .leases import leased
 from .orphans import mark_running
 
 REFUSED = 2
+_WRITTEN = {"check": "check.json", "prepare": "prepare.json", "tune": "tuning.json"}
 _KEY = re.compile(r"[0-9A-Za-z]{8,128}")
 
 
@@ -30,7 +31,7 @@ def op_check(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         ending = run_verb(conversation, job, "check", name=name, folder=folder, out=out, timeout_s=timeout_s)
         found = read_json(out / "check.json")
         if found is None or ending.deadline or ending.signal is not None:
-            raise _failed("check", ending, folder / "log")
+            raise verb_failed("check", ending, folder / "log")
         return found
     finally:
         remove_tree(folder)
@@ -61,7 +62,7 @@ def op_prepare(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
             out = _new_folder(path)
             ending = run_verb(conversation, job, "prepare", name=name, folder=folder, out=out, timeout_s=timeout_s)
         if ending.code != 0 or ending.deadline or read_json(path / "prepare.json") is None:
-            raise _failed("prepare", ending, folder / "log")
+            raise verb_failed("prepare", ending, folder / "log")
     finally:
         remove_tree(folder)
     work.record("prepare", release=job.digest, key=key, settings=digest_of(job.settings))
@@ -73,7 +74,8 @@ def _new_folder(path: Path) -> Path:
     return path
 
 
-def _failed(verb: str, ending: Ending, log: Path) -> AgentError:
+def verb_failed(verb: str, ending: Ending, log: Path) -> AgentError:
+    """What a verb that did not do its work is answered with."""
     lines = tail_lines(log)
     if ending.code == REFUSED:
         return AgentError(
@@ -84,7 +86,7 @@ def _failed(verb: str, ending: Ending, log: Path) -> AgentError:
             ExitCode.USAGE,
             lines,
         )
-    missing = f" without a whole {verb}.json" if ending.code == 0 else ""
+    missing = f" without a whole {_WRITTEN[verb]}" if ending.code == 0 else ""
     return AgentError(
         "trainer",
         f"`{verb}` {ending.describe()}{missing}",

@@ -62,7 +62,7 @@ def allow_launch(work: WorkDir, job: Job, max_age_s: float, reason: Optional[str
     With a written reason the gate lets pass without a verdict; a release that was changed on the host it never does.
     """
     try:
-        binding, installed = stamp_with_environment(job)
+        binding, installed = stamp_with_environment(work, job)
     except AgentError as error:
         raise _shut(error.what, ExitCode(error.exit), error.fix) if error.kind == "tampered" else error from None
     if reason is not None:
@@ -94,6 +94,8 @@ def _span(seconds: float) -> str:
 
 def op_verdict(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     job = Job.from_arguments(conversation.work, args)
-    decision = decide(VerdictStore.of(conversation.work), stamp(job), args.seconds("max_age_s", NO_LIMIT))
+    decision = decide(
+        VerdictStore.of(conversation.work), stamp(conversation.work, job), args.seconds("max_age_s", NO_LIMIT)
+    )
     verdict = None if decision.verdict is None else decision.verdict.to_json()
     return {"verdict": verdict, "holds": decision.holds, "why": decision.why}

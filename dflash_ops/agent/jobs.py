@@ -32,7 +32,7 @@ _STACK_TIME_S = 1.0
 
 @dataclass(frozen=True)
 class Job:
-    """What `check`, `prepare`, `canary`, `verdict` and `launch` are asked for, resolved on this host."""
+    """What `check`, `prepare`, `tune`, `canary`, `verdict` and `launch` are asked for, resolved on this host."""
 
     digest: str
     release: Path

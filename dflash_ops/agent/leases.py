@@ -1,4 +1,4 @@
-"""Which device is held, and by whom: a run, or the canary or prepare of a living agent.
+"""Which device is held, and by whom: a run, or the tune, canary or prepare of a living agent.
 
 A lease is no file of its own. It is the record that its owner cannot be without (run.json, running.json), written under
 the guard, together with what proves that the owner lives: so it cannot outlive its owner, and nothing has to expire.

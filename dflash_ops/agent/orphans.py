@@ -1,4 +1,4 @@
-"""Jobs of conversations (check, prepare, canary): which live, and what is left of those whose agent was killed."""
+"""Jobs of conversations (check, prepare, tune, canary): which live, and what is left of those whose agent is gone."""
 
 from __future__ import annotations
 

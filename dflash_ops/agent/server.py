@@ -33,6 +33,7 @@ from .rollback import op_rollback, op_verdicts
 from .runs import op_runs, op_status
 from .spare import spend_spare
 from .stop import op_stop
+from .tuning import op_tune
 from .variables import Variables
 from .wait import op_wait
 from .workdir import WorkDir
@@ -69,6 +70,7 @@ OPERATIONS: Dict[str, Operation] = {
     "asset_end": op_asset_end,
     "check": op_check,
     "prepare": op_prepare,
+    "tune": op_tune,
     "canary": op_canary,
     "verdict": op_verdict,
     "verdicts": op_verdicts,

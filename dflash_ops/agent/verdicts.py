@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
+from .auto import choices
 from .errors import AgentError, ExitCode
 from .files import digest_of, read_json, write_json
 from .jobs import Job
@@ -28,6 +29,7 @@ _WORDS = {
     "module": "another trainer module",
     "environment": "another python or other packages",
     "workload": "another workload",
+    "tuning": "another choice of strategy `auto`",
     "variables": "other environment variables",
     "target": "another content of the target",
     "devices": "other devices",
@@ -38,12 +40,16 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Binding:
-    """All that a verdict depends on, as the agent itself sees it; digests are sha256 in hex."""
+    """All that a verdict depends on, as the agent itself sees it; digests are sha256 in hex.
+
+    `tuning`: what `auto` means here, by the kept tables (auto.py); empty where a strategy is named.
+    """
 
     release: str
     module: str
     environment: str
     workload: str
+    tuning: Dict[str, str]
     variables: Dict[str, Optional[str]]
     target: str
     devices: List[str]
@@ -78,12 +84,12 @@ def target_identity(target: str) -> str:
     return digest_of({"files": seen})
 
 
-def stamp(job: Job) -> Binding:
+def stamp(work: WorkDir, job: Job) -> Binding:
     """The binding of a job now: the staged tree hashed again, the python asked again. AgentError `tampered`."""
-    return stamp_with_environment(job)[0]
+    return stamp_with_environment(work, job)[0]
 
 
-def stamp_with_environment(job: Job) -> Tuple[Binding, Environment]:
+def stamp_with_environment(work: WorkDir, job: Job) -> Tuple[Binding, Environment]:
     """As `stamp`, with what its `environment` is the digest of."""
     why = damage(job.release, job.digest)
     if why is not None:
@@ -100,6 +106,7 @@ def stamp_with_environment(job: Job) -> Tuple[Binding, Environment]:
         job.module,
         installed.digest,
         digest_of(job.workload),
+        choices(work, job.workload),
         job.variables.described(),
         target_identity(str(job.workload.get("target", ""))),
         job.devices.names,

@@ -19,9 +19,13 @@ from dflash_ops.cli.common import (
 from dflash_ops.cli.deploy import AGAIN
 from dflash_ops.deploy.events import Events
 
+TUNE = click.option(
+    "--tune", is_flag=True, help="Measure every strategy first, also where the host has a table; `auto` is the fastest."
+)
+
 
 @click.command("canary")
-@options(HOST_OPTIONS, PLAYBOOK_OPTIONS, [RUNS_OPTION, AGAIN], OUTPUT_OPTIONS)
+@options(HOST_OPTIONS, PLAYBOOK_OPTIONS, [RUNS_OPTION, AGAIN, TUNE], OUTPUT_OPTIONS)
 @command_end
 def command(
     *,
@@ -33,10 +37,13 @@ def command(
     sets: tuple[str, ...],
     runs: Path,
     again: bool,
+    tune: bool,
 ) -> None:
     """Prove the workload on the host; launch nothing.
 
     A verdict that still holds for exactly this release, environment, workload, devices, driver and boot is reused.
+
+    With strategy `auto` the strategies are measured first where the host has no table for these GPUs, torch and shapes.
 
     Example: dflash-ops canary --host ct200 --playbook train
     """
@@ -49,7 +56,7 @@ def command(
     outcome = Outcome()
     try:
         with Session(chosen, events) as session:
-            prove(session, loaded, events, Choices(runs=runs, again=again), outcome)
+            prove(session, loaded, events, Choices(runs=runs, again=again, tune=tune), outcome)
     finally:
         result.update(
             release=outcome.release or None,

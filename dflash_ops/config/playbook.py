@@ -83,6 +83,8 @@ class Run(Model):
     """The same before the first step (loading, evaluation, compiling) and after the last (evaluation)."""
     prepare_timeout_s: Seconds = 3600
     """Seconds for the trainer's `prepare`."""
+    tune_timeout_s: Seconds = 3600
+    """Seconds for the trainer's `tune`: all strategies together."""
     check_timeout_s: Seconds = 300
     """Seconds for the trainer's `check`."""
 

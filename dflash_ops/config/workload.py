@@ -41,8 +41,8 @@ class Workload(Model):
     """The drafter's parameters and activations."""
     target_dtype: Dtype = "bfloat16"
     """The target's."""
-    strategy: Literal["eager", "default", "reduce-overhead"] = "reduce-overhead"
-    """How the drafter step is compiled."""
+    strategy: Literal["eager", "default", "reduce-overhead", "auto"] = "reduce-overhead"
+    """How the drafter step is compiled; auto: the fastest right one that `tune` measured on these GPUs."""
     block_size: Annotated[int, Field(ge=2)] = 16
     """Anchor + masks, in tokens."""
     anchors: Count = 512
@@ -66,7 +66,9 @@ class Workload(Model):
     rehearsal_steps: Count = 3
     """Steps of the run's own entry point in the canary."""
     canary_timeout_s: Count = 600
-    """The canary's own watchdog, in seconds."""
+    """The watchdog of the canary, and of each strategy that is tuned, in seconds."""
+    throughput_check: bool = True
+    """Compare the canary's step time with this GPU's history; false where canaries run side by side."""
 
     @field_validator("drafter_devices", "target_devices")
     @classmethod

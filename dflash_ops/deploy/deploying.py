@@ -1,4 +1,4 @@
-"""A whole deploy, read from top to bottom: build, check, stage, doctor, prepare, canary, launch, follow, collect."""
+"""A whole deploy, read from top to bottom: from build and check over tune and canary to launch, follow and collect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dflash_ops.deploy.reconnect import conversing
 from dflash_ops.deploy.records import create_record, new_run_id, record_of
 from dflash_ops.deploy.report import write_report
 from dflash_ops.deploy.session import Session
-from dflash_ops.deploy.stages import Stages, refuse_verdict
+from dflash_ops.deploy.stages import Stages, refuse_untuned, refuse_verdict
 from dflash_ops.errors import ExitCode, OpsError, TransportError
 from dflash_ops.files import write_json
 from dflash_ops.transport import Conversation
@@ -38,6 +38,8 @@ class Choices:
     runs: Path
     detach: bool = False
     again: bool = False
+    tune: bool = False
+    """Measure the strategies anew, though the trainer has a table."""
     skip_reason: str | None = None
     release: str | None = None
     """One that is on the host (`current`, `previous` or the digest's beginning) instead of a new build."""
@@ -141,7 +143,7 @@ def _staged(session: Session, playbook: Playbook, choices: Choices, outcome: Out
 
         def begin(conversation: Conversation) -> Stages:
             stages = Stages(session, conversation, playbook, session.events)
-            stages.ask_ahead(release, command, verdict=not (choices.again or choices.skip_reason))
+            stages.ask_ahead(release, command, verdict=not (choices.again or choices.tune or choices.skip_reason))
             stages.lock(command)
             stages.stage(release)
             return stages
@@ -172,14 +174,26 @@ def proven(stages: Stages, choices: Choices, outcome: Outcome, command: str) -> 
     stages.events.emit("record", run=run, folder=str(folder), **facts)
     if stages.manifest is not None:
         write_json(folder / "manifest.json", stages.manifest)
+    tuned = _tune(stages, folder, again=choices.tune)
     if choices.skip_reason is None:
         # one name here and on the host; a deploy's folder is its run's
         canary = run if command == "canary" else f"{run}-canary"
-        _judge(stages, canary, folder, again=choices.again, outcome=outcome)
+        asked = "asked for again" if choices.again else None
+        _judge(stages, canary, folder, again="the strategies were measured anew" if tuned else asked, outcome=outcome)
     yield run, folder
 
 
-def _judge(stages: Stages, canary: str, folder: Path, *, again: bool, outcome: Outcome) -> None:
+def _tune(stages: Stages, folder: Path, *, again: bool) -> bool:
+    """Whether the strategies were measured now."""
+    table = stages.tune(again=again)
+    if table is None:
+        return False
+    write_json(folder / "tuning.json", table)
+    refuse_untuned(table, stages.session.host.name)
+    return True
+
+
+def _judge(stages: Stages, canary: str, folder: Path, *, again: str | None, outcome: Outcome) -> None:
     try:
         verdict = stages.canary(canary, again=again)
     except TransportError as error:

@@ -48,6 +48,10 @@ def plan(host: Host, playbook: Playbook, choices: Choices) -> list[dict[str, str
                 f"{training.prompt_count} prompts of {training.prompts}, answered by {workload.target}",
             )
         )
+    if choices.tune:
+        steps.append(("tune", "every strategy measured"))
+    elif workload.strategy == "auto":
+        steps.append(("tune", "every strategy measured, unless the host has a table for these GPUs, torch and shapes"))
     steps.append(
         ("canary", f"SKIPPED: {choices.skip_reason}")
         if choices.skip_reason

@@ -10,6 +10,7 @@ from typing import Any
 from dflash_ops.deploy.endings import doubtful, reason_of, why
 from dflash_ops.deploy.lines import gist
 from dflash_ops.deploy.times import utc
+from dflash_ops.deploy.tuning import COLUMNS, rows
 from dflash_ops.files import write_bytes
 
 STEPS_SHOWN = 12
@@ -117,6 +118,7 @@ def _canary(verdict: dict[str, Any]) -> Iterator[str]:
         outcome, summary = check["outcome"].replace("_", " "), gist(str(check.get("summary", "")))
         yield f"| {check['id']} | {worker} | {outcome} | {_cell(summary)} |"
     yield ""
+    yield from _tuning(_table(evidence.get("tuning")))
     yield "Bound to:"
     yield ""
     for name, value in sorted(verdict.get("binding", {}).items()):
@@ -124,6 +126,18 @@ def _canary(verdict: dict[str, Any]) -> Iterator[str]:
         if not value:
             continue
         yield f"- {name}: {_bound(value)}"
+    yield ""
+
+
+def _tuning(table: dict[str, Any]) -> Iterator[str]:
+    if not table:
+        return
+    yield "Strategies, as `tune` measured them:"
+    yield ""
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield f"|{'---|' * len(COLUMNS)}"
+    for row in rows(table):
+        yield f"| {' | '.join(map(_cell, row))} |"
     yield ""
 
 

@@ -33,6 +33,7 @@ from dflash_ops.deploy.session import Facts, Session, facts, owner
 from dflash_ops.errors import ExitCode, OpsError, TransportError
 from dflash_ops.release import Release
 from dflash_ops.transport import Conversation
+from dflash_ops.transport.messages import nonsense
 
 SECONDS_PER_HOUR = 3600
 
@@ -52,6 +53,7 @@ class Stages:
         self.manifest: dict[str, Any] | None = None
         """Of a release that was built here."""
         self._needs: dict[str, Any] | None = None
+        self._untuned: dict[str, Any] | None = None
         self._assets: dict[str, HostAsset] = {}
 
     @cached_property
@@ -178,6 +180,7 @@ class Stages:
             ) from error
         self._report(examine_trainer(answer))
         self._needs = answer.get("prepare")
+        self._untuned = answer.get("tune")
 
     def _report(self, found: list[Diagnosis]) -> None:
         for one in found:
@@ -198,19 +201,35 @@ class Stages:
         self.prepared = str(result["path"])
         self.events.emit("prepared", path=self.prepared, reused=result["reused"])
 
-    def canary(self, name: str, *, again: bool = False) -> dict[str, Any]:
+    def tune(self, *, again: bool = False) -> dict[str, Any] | None:
+        """Measures every strategy where the trainer's check asked for it, or `again`: the table, else None.
+
+        What `auto` means may be another one then: see `refuse_untuned` and `canary`.
+        """
+        if self._untuned is None and not again:
+            return None
+        self.events.emit("tuning", why=self._untuned["why"] if self._untuned else "asked for")
+        more = {"timeout_s": self.playbook.run.tune_timeout_s}
+        table = self._verb("tune", {**self._verb_arguments(prepared=self.prepared), **more}).get("tuning")
+        if not isinstance(table, dict):
+            raise nonsense("no table of strategies", self._where)
+        self.events.emit("tuned", table=table)
+        return table
+
+    def canary(self, name: str, *, again: str | None = None) -> dict[str, Any]:
         """The verdict for exactly this release, environment, workload and these devices; `name` is the canary's.
 
-        One that still holds is reused, unless `again`. It may say fail or inconclusive: see `refuse_verdict`.
+        One that still holds is reused, unless there is a reason to run it `again`. It may say fail or inconclusive: see
+        `refuse_verdict`.
         """
-        if not again:
+        if again is None:
             answer = self.conversation.request("verdict", self._verb_arguments())
             if answer["holds"] and answer["verdict"]["outcome"] == "pass":
                 self.events.emit("verdict", reused=True, why=answer["why"], **_facts_of(answer["verdict"]))
                 return dict(answer["verdict"])
             self.events.emit("canary", why=answer["why"])
         else:
-            self.events.emit("canary", why="asked for again")
+            self.events.emit("canary", why=again)
         more = {"name": name, "timeout_s": self.playbook.workload.canary_timeout_s + CANARY_SLACK_S}
         verdict = self._verb("canary", {**self._verb_arguments(prepared=self.prepared), **more})["verdict"]
         self.events.emit("verdict", reused=False, why="", **_facts_of(verdict))
@@ -336,6 +355,20 @@ def refuse_verdict(verdict: dict[str, Any], where: str, folder: Path) -> None:
         if failed
         else "nothing was launched; run the same command again",
         evidence=evidence,
+    )
+
+
+def refuse_untuned(table: dict[str, Any], where: str) -> None:
+    """Raises OpsError (exit 6) where no strategy of the table is right."""
+    if table.get("fastest") is not None:
+        return
+    raise OpsError(
+        "no strategy computes the right numbers here",
+        exit_code=ExitCode.CANARY_FAILED,
+        kind="tuning",
+        where=where,
+        fix="nothing was launched; the log above says why each of them failed",
+        evidence=table,
     )
 
 

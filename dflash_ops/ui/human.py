@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from dflash_ops.deploy.amounts import number, sized
 from dflash_ops.deploy.endings import why
@@ -15,6 +16,7 @@ from dflash_ops.deploy.events import Event
 from dflash_ops.deploy.holder_lines import lease_line, lock_line, occupied_line
 from dflash_ops.deploy.lines import gist
 from dflash_ops.deploy.times import utc
+from dflash_ops.deploy.tuning import COLUMNS, rows
 from dflash_ops.ui.plain import plain_value
 
 MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warn[/]", "blocker": "[red]stop[/]"}
@@ -61,6 +63,8 @@ class HumanView:
             "prepared": lambda e: self._say(
                 f"prepare  {'already there' if e['reused'] else 'done'}: {escape(e['path'])}"
             ),
+            "tuning": lambda e: self._say(f"tune     measures every strategy: {escape(e['why'])}"),
+            "tuned": lambda e: self._tuned(e["table"]),
             "canary": lambda e: self._say(f"canary   runs: {escape(e['why'])}"),
             "verdict": self._verdict,
             "launched": self._launched,
@@ -153,6 +157,13 @@ class HumanView:
         self._say(f"doctor   {MARKS[event['level']]} {escape(event['layer'])}: {escape(event['what'])}")
         if event["fix"] and event["level"] != "ok":
             self._say(f"           {escape(event['fix'])}")
+
+    def _tuned(self, table: dict[str, Any]) -> None:
+        shown = Table(*COLUMNS, box=None, pad_edge=False)
+        for row in rows(table):
+            shown.add_row(*map(escape, row))
+        self._console.print(shown)
+        self._say(f"tune     `auto` is {escape(str(table.get('fastest') or 'nothing: no strategy is right here'))}")
 
     def _verdict(self, event: Event) -> None:
         passed = 0

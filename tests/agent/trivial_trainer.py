@@ -86,6 +86,16 @@ if verb == "prepare":
     if act.get("half"):
         sys.exit(1)
     write("prepare.json", {"rows": 3})
+if verb == "tune":
+    if act.get("hang"):
+        say_forever()
+    if "fastest" in act:
+        table = {"contract": 1, "key": "ab" * 8, "shapes": {"threads": 2}, "strategies": [], "fastest": act["fastest"]}
+        write("tuning.json", table)
+        kept = Path(settings["cache"]) / "tuning" / f"{table['key']}.json"
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(json.dumps(table))
+    sys.exit(act.get("exit", 0))
 if verb == "canary":
     if act.get("hang"):
         signal.signal(signal.SIGUSR1, lambda *_: say("stack of every thread"))

@@ -21,7 +21,8 @@ GOOD = [
     *(f"{key}=1" for key in COUNTS if key != "prompt_count"),
     *("prompt_count=9", "evaluation_prompts=0", "evaluation_prompts=63", "block_size=2", "mask_token=0", "seed=0"),
     *("gpus=[0, GPU-1f]", "buckets=[2, 3]", "target_layers=[0, 5]", "drafter_devices=[cpu]", "target_devices=[cuda:3]"),
-    *("dtype=float32", "target_dtype=bfloat16", "strategy=eager", "strategy=default", "require_cuda=false"),
+    *("dtype=float32", "target_dtype=bfloat16", "strategy=eager", "strategy=default", "strategy=auto"),
+    *("require_cuda=false", "throughput_check=false"),
     *("learning_rate=1", "warmup_ratio=0", "weight_decay=1", "betas=[0, 0.999]", "clip=0.1", "decay_gamma=7"),
     *("decay_gamma=", "draft_ffn=", "data=/d", "prompts=package:a/b", "resume_from=/c", "prompt_field=text"),
 ]

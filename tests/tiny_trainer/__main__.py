@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
-import signal
 import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from . import checkpoint, files
 from .canary import canary
@@ -21,7 +19,10 @@ from .evaluate import evaluate
 from .pipeline import WorkerFailed, run
 from .settings import Settings, load
 from .stacks import print_on_signal
+from .stopping import stopped_by_term
 from .target import load_target
+from .tune import tune
+from .tuning import resolved
 
 REFUSED, STOPPED, FAILED = 2, 20, 1
 
@@ -37,12 +38,8 @@ def _prepare(settings: Settings, out: Path) -> int:
 
 def _run(settings: Settings, out: Path) -> int:
     stop = threading.Event()
-
-    def on_term(number: int, frame: Any) -> None:
-        stop.set()
-
-    signal.signal(signal.SIGTERM, on_term)
-    result = run(settings, out, stop)
+    with stopped_by_term(stop):
+        result = run(settings, out, stop)
     return 0 if result.outcome == "completed" else STOPPED
 
 
@@ -59,7 +56,7 @@ def _evaluate(settings: Settings, out: Path, folder: Path) -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tiny_trainer")
-    parser.add_argument("verb", choices=["check", "prepare", "canary", "run", "evaluate"])
+    parser.add_argument("verb", choices=["check", "prepare", "tune", "canary", "run", "evaluate"])
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--checkpoint", type=Path, help="for `evaluate`")
@@ -78,10 +75,12 @@ def _dispatch(verb: str, settings_file: Path, out: Path, folder: Path | None) ->
     settings = load(settings_file)
     if verb == "prepare":
         return _prepare(settings, out)
+    if verb == "tune":
+        return tune(settings, out)
     if verb == "canary":
-        return canary(settings, out)
+        return canary(resolved(settings), out)
     if verb == "run":
-        return _run(settings, out)
+        return _run(resolved(settings), out)
     assert folder is not None
     return _evaluate(settings, out, folder)
 

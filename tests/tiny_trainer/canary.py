@@ -21,21 +21,22 @@ from .optimizer import AdamW, learning_rate
 from .pipeline import WorkerFailed, run
 from .reference import Reference, ReferenceAdamW, mean_gradient, recompute
 from .settings import Settings, Training
+from .stopping import TermAfter, stopped_by_term
 from .target import load_target, mask_id
 from .team import Team
+from .tuning import kept_table
 from .workers import Batch, DrafterWorker, Seen, copy, decay_gamma
 
 
 def canary(settings: Settings, out: Path) -> int:
     """Prove the workload here; returns the exit code after `evidence.json` is on disk."""
-    evidence = Evidence(out)
+    evidence = Evidence(out, settings.workload.strategy, kept_table(settings))
     watchdog = _watchdog(evidence, settings.workload.canary_timeout_s)
     workers, steps = settings.workload.drafter_threads, settings.workload.canary_steps
     why = "this trainer has no CUDA"
-    for name in ("cuda_graphs", "compile", "memory"):
+    for name in ("cuda_graphs", "compile", "memory", "throughput", "health"):
         evidence.add(Check(name, None, NOT_CHECKED, why))
-    gate = replace(settings, training=Training(steps=steps))  # the verdict must not hang on `training`
-    _gate(gate, evidence)
+    prove(settings, evidence)
     if evidence.outcome == PASS:
         _rehearse(settings, out / "rehearsal", evidence)
     watchdog.cancel()
@@ -43,6 +44,11 @@ def canary(settings: Settings, out: Path) -> int:
     good = f"{workers} workers, {steps} steps: within {worst:.1e} of the reference, rehearsal done"
     first = next((check for check in evidence.checks if check.outcome in (FAIL, INCONCLUSIVE)), None)
     return evidence.write(f"{first.id}: {first.summary}" if first else good)
+
+
+def prove(settings: Settings, evidence: Evidence) -> None:
+    """Judge every worker against the reference, whatever `training` says: the verdict must not hang on it."""
+    _gate(replace(settings, training=Training(steps=settings.workload.canary_steps)), evidence)
 
 
 def _watchdog(evidence: Evidence, seconds: int) -> threading.Timer:
@@ -180,11 +186,13 @@ def _negative_control(one: Seen, reference: Reference, other: Reference, evidenc
 
 
 def _rehearse(settings: Settings, out: Path, evidence: Evidence) -> None:
-    """Take a few steps through the run's own entry point, longest rows first; read its checkpoint back."""
+    """Take a few steps through the run's own entry point, longest rows first, to SIGTERM; read its checkpoint back."""
     out.mkdir()
     steps = settings.workload.rehearsal_steps
+    stop = TermAfter(steps)
     try:
-        result = run(settings, out, threading.Event(), limit_steps=steps, longest_first=True)
+        with stopped_by_term(stop):
+            result = run(settings, out, stop, limit_steps=steps + 1, longest_first=True)
         target = load_target(settings.workload.target)
         _, loaded = checkpoint.load(result.checkpoint, target, "rehearsal")
     except WorkerFailed as error:
@@ -200,3 +208,6 @@ def _rehearse(settings: Settings, out: Path, evidence: Evidence) -> None:
     same = loaded == stored
     summary = "loads back as it was in memory" if same else "does not load back as it was in memory"
     evidence.add(Check("checkpoint", None, PASS if same else FAIL, summary))
+    stopped = result.outcome == "stopped" and result.steps == steps
+    summary = f"SIGTERM after step {steps}: the run says {result.outcome!r} at step {result.steps}"
+    evidence.add(Check("sigterm", None, PASS if stopped else FAIL, summary))

@@ -10,12 +10,14 @@ from .data import load_rows, prepare_key, prepare_rows, read_prompts
 from .errors import InputError
 from .settings import Settings, load
 from .target import load_target, mask_id
+from .tuning import needs_tuning
 
 
 def check(settings_file: Path, out: Path) -> list[InputError]:
     """Write `check.json`; returns the problems."""
     problems: list[InputError] = []
     prepare: dict[str, str] | None = None
+    tune: dict[str, str] | None = None
     try:
         settings = load(settings_file)
     except InputError as error:
@@ -26,11 +28,14 @@ def check(settings_file: Path, out: Path) -> list[InputError]:
         if not problems and settings.training.data is None:
             count = len(prepare_rows(settings))
             prepare = {"key": prepare_key(settings), "why": f"{count} prompts, answered by the target"}
+        if not problems:
+            tune = needs_tuning(settings)
     value = {
         "contract": 1,
         "outcome": "refused" if problems else "ok",
         "problems": [{"what": p.what, "where": p.where, "fix": p.fix} for p in problems],
         "prepare": prepare,
+        "tune": tune,
         "devices": [_cpu()],
     }
     files.write_json(out / "check.json", value)

@@ -28,7 +28,9 @@ class Check:
 class Evidence:
     """Collects checks and writes them as one file."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, strategy: str, tuning: dict[str, Any] | None = None) -> None:
+        self._strategy = strategy
+        self._tuning = tuning
         self._path = out / "evidence.json"
         self._began = time.monotonic()
         self.checks: list[Check] = []
@@ -58,6 +60,8 @@ class Evidence:
             "outcome": self.outcome,
             "summary": summary,
             "checks": [asdict(check) for check in self.checks],
+            "strategy": self._strategy,
+            "tuning": self._tuning,
             "figures": {"seconds": round(time.monotonic() - self._began, 3)},
         }
         files.write_json(self._path, value)

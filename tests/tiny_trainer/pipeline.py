@@ -57,6 +57,7 @@ def run(
     first, parameters, optimizer = _start(settings, shape)
     last = first + limit_steps if limit_steps else training.steps
     metrics = Metrics(out / "metrics.ndjson")
+    metrics.write("strategy", first, strategy=settings.workload.strategy)
     before = evaluate(settings, target, shape, parameters)
     if before:
         metrics.write("evaluation", first, when="start", **before.to_json())

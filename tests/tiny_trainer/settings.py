@@ -11,6 +11,8 @@ from .errors import InputError, nearest
 
 Check = Callable[[Any], Optional[str]]
 T = TypeVar("T")
+STRATEGIES = ("eager", "default", "reduce-overhead")
+AUTO = "auto"
 
 
 def _integer(least: int) -> Check:
@@ -96,6 +98,7 @@ class Workload:
     canary_steps: int = 3
     rehearsal_steps: int = 3
     canary_timeout_s: int = 600
+    throughput_check: bool = True
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ _WORKLOAD: dict[str, Check] = {
     "target_devices": _list("auto", _text),
     "dtype": _one_of("float32", "bfloat16"),
     "target_dtype": _one_of("float32", "bfloat16"),
-    "strategy": _one_of("eager", "default", "reduce-overhead"),
+    "strategy": _one_of(*STRATEGIES, AUTO),
     "block_size": _integer(2),
     "anchors": _integer(1),
     "buckets": _buckets,
@@ -157,6 +160,7 @@ _WORKLOAD: dict[str, Check] = {
     "canary_steps": _integer(1),
     "rehearsal_steps": _integer(1),
     "canary_timeout_s": _integer(1),
+    "throughput_check": _flag,
 }
 _TRAINING: dict[str, Check] = {
     "steps": _integer(1),

@@ -54,8 +54,9 @@ def release_untouched(trainer: Trainer) -> Iterator[None]:
     assert after == before, "a trainer may not write into its release"
 
 
-def with_changes(settings: Json, **tables: Json) -> Json:
-    return {**settings, **{name: {**settings[name], **changes} for name, changes in tables.items()}}
+def with_changes(settings: Json, *, cache: str | None = None, **tables: Json) -> Json:
+    whole = {**settings, **{name: {**settings[name], **changes} for name, changes in tables.items()}}
+    return whole if cache is None else {**whole, "cache": cache}
 
 
 def checkpoint_step(folder: Path) -> int:
@@ -168,7 +169,10 @@ class TrainerContract:
         assert whole["negative_control"] == "pass"
         assert whole["rehearsal"] == "pass"
         assert whole["checkpoint"] == "pass"
-        assert whole["cuda_graphs"] == whole["memory"] == "not_checked", "there is no CUDA here"
+        assert whole["sigterm"] == "pass"
+        for name in ("cuda_graphs", "memory", "throughput", "health"):
+            assert whole[name] == "not_checked", "there is no CUDA here"
+        assert found["strategy"] == "eager"
 
     def test_canary_stopped_half_way_leaves_no_evidence(self, trainer: Trainer, ready: Json) -> None:
         endless = with_changes(ready, workload={"canary_steps": 5000})
@@ -191,6 +195,7 @@ class TrainerContract:
     def test_metrics_are_of_the_contract(self, trained: Ended, ready: Json) -> None:
         records = trained.records()
         assert all(r["v"] == 1 and r["time"] > 0 for r in records)
+        assert [r["strategy"] for r in records if r["kind"] == "strategy"] == ["eager"]
         steps = [r for r in records if r["kind"] == "step"]
         assert [r["step"] for r in steps] == list(range(1, STEPS + 1))
         keys = {"loss", "first_slot_accuracy", "learning_rate", "grad_norm", "samples", "workers", "queue_depth"}
@@ -304,6 +309,60 @@ class TrainerContract:
         assert found["tau"] == pytest.approx(after["tau"])
         assert found["loss"] == pytest.approx(after["loss"], rel=1e-5)
         assert found["lossless"] is True
+
+
+class TuningContract:
+    """The promises about `tune` and the strategy `auto`."""
+
+    def test_auto_without_a_table_asks_for_one_and_runs_nothing(self, trainer: Trainer, ready: Json) -> None:
+        auto = with_changes(ready, workload={"strategy": "auto"}, cache=str(trainer.work / "untuned"))
+        asked = trainer.call("check", auto, "check-untuned")
+        assert asked.code == 0, asked.errors
+        assert int(asked.read("check.json")["tune"]["key"], 16) and asked.read("check.json")["tune"]["why"]
+        for verb in ("canary", "run"):
+            ended = trainer.call(verb, auto, f"{verb}-untuned")
+            assert ended.code == 2, ended.errors
+            last = ended.errors.strip().splitlines()[-1]
+            assert "workload.strategy" in last and "tune" in last
+            assert not (ended.out / "evidence.json").exists() and not (ended.out / "result.json").exists()
+
+    def test_tune_keeps_a_table_and_auto_is_the_fastest_right_one(self, trainer: Trainer, ready: Json) -> None:
+        asked = trainer.call("check", with_changes(ready, workload={"strategy": "auto"}), "check-before")
+        ended = trainer.call("tune", ready, "tuned")
+        assert ended.code == 0, ended.errors
+        table = ended.read("tuning.json")
+        assert (table["contract"], table["key"]) == (1, asked.read("check.json")["tune"]["key"])
+        rows = {row["strategy"]: row for row in table["strategies"]}
+        assert rows[table["fastest"]]["outcome"] == "right"
+        for row in rows.values():
+            assert set(row) == {
+                *("strategy", "outcome", "why"),
+                *("step_ms", "samples_per_s", "peak_bytes", "warm_up_s"),
+            }
+            assert row["outcome"] in ("right", "wrong", "failed", "not_available")
+            assert (row["outcome"] == "right") == (row["why"] is None) == (row["step_ms"] is not None)
+        kept = Path(ready["cache"]) / "tuning" / f"{table['key']}.json"
+        assert json.loads(kept.read_text()) == table
+        for name, value in table["shapes"].items():
+            assert ready["workload"].get(name, value) == value
+
+        other = {"learning_rate": 0.123}
+        auto = with_changes(ready, workload={"strategy": "auto", "canary_steps": 2}, training=other)
+        assert trainer.call("check", auto, "check-tuned").read("check.json")["tune"] is None
+        wider = with_changes(auto, workload={"drafter_threads": 3})
+        assert trainer.call("check", wider, "check-wider").read("check.json")["tune"]["key"] != table["key"]
+        proven = trainer.call("canary", auto, "canary-tuned")
+        assert proven.code == 0, proven.errors
+        found = proven.read("evidence.json")
+        assert (found["strategy"], found["tuning"]) == (table["fastest"], table)
+
+    def test_a_table_is_believed_only_where_it_names_a_strategy(self, trainer: Trainer, ready: Json) -> None:
+        key = trainer.call("tune", ready, "tuned-again").read("tuning.json")["key"]
+        auto = with_changes(ready, workload={"strategy": "auto"})
+        kept = Path(ready["cache"]) / "tuning" / f"{key}.json"
+        for broken in ('{"fastest": "no-such-strategy"}', '{"fastest":', "[]"):
+            kept.write_text(broken)
+            assert trainer.call("check", auto, "check-broken").read("check.json")["tune"]["key"] == key
 
 
 def _lines(path: Path, torn: int) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from .harness import Json, Trainer
-from .suite import TrainerContract, checked, prepared, proven, ready, release_untouched, trained
+from .suite import TrainerContract, TuningContract, checked, prepared, proven, ready, release_untouched, trained
 
 __all__ = ["checked", "prepared", "proven", "ready", "release_untouched", "trained"]
 
@@ -22,6 +22,7 @@ def tiny_settings(work: Path, workload: Json | None = None, training: Json | Non
         "target": "package:tiny_trainer/target.json",
         "require_cuda": False,
         "drafter_threads": 2,
+        "strategy": "eager",
         "block_size": 4,
         "anchors": 4,
         "mask_token": "<mask>",
@@ -51,5 +52,5 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     return Trainer("tiny_trainer", sys.executable, TESTS, work, lambda **changes: tiny_settings(work, **changes))
 
 
-class TestTinyTrainer(TrainerContract):
+class TestTinyTrainer(TrainerContract, TuningContract):
     """Every promise, kept by the tiny trainer."""

@@ -136,6 +136,15 @@ def test_fails_at_step_5_after_a_good_canary(tmp_path: Path, verb: str) -> None:
     assert not (ended.out / "result.json").exists()
 
 
+def test_a_run_that_does_not_stop_is_seen_by_the_canary(tmp_path: Path) -> None:
+    ended = broken("does-not-stop", tmp_path).canary()
+    assert ended.code == 6
+    assert failed(ended) == [("sigterm", None)]
+    # nor does it stop when it is a run
+    fault = broken("does-not-stop", tmp_path / "run")
+    assert fault.run().code == 0
+
+
 def test_sigterm_can_be_ignored(tmp_path: Path) -> None:
     fault = broken("ignores-sigterm", tmp_path)
     settings = fault.ready(training={"steps": 10**6})

@@ -11,9 +11,10 @@ from trainer.canary.gate import GateRecord, run_gate
 from trainer.canary.numbers import judge_numbers
 from trainer.canary.rehearsal import rehearse, save_and_load
 from trainer.canary.structure import judge_structure
-from trainer.canary.watchdog import Watchdog
+from trainer.canary.watchdog import Watchdog, told_to
 from trainer.collector import paused_collector
 from trainer.settings import Settings
+from trainer.tune.table import choose
 
 log = logging.getLogger(__name__)
 
@@ -24,16 +25,21 @@ def run_canary(settings: Settings, out: Path) -> int:
     Raises `InputError` where the settings are refused, which is no verdict. A hang ends the process with code 6 after
     `workload.canary_timeout_s`.
     """
-    evidence = Evidence(out)
-    with paused_collector(), Watchdog(evidence, settings.workload.canary_timeout_s):
-        _gate(settings, out, evidence)
+    choice = choose(settings)
+    settings = choice.settings
+    evidence = Evidence(out, {"strategy": settings.workload.strategy, "tuning": choice.table})
+    with paused_collector(), Watchdog("canary", settings.workload.canary_timeout_s, told_to(evidence)):
+        record = prove(settings, evidence)
+        if record.failure is None:
+            save_and_load(record, out / "gate", evidence)
+        del record
         if evidence.outcome is Outcome.PASS:
             rehearse(settings, out / "rehearsal", evidence)
         return evidence.write(_passed(settings, evidence))
 
 
-def _gate(settings: Settings, out: Path, evidence: Evidence) -> None:
-    """The gate and everything that is judged from it; its models are let go before the rehearsal."""
+def prove(settings: Settings, evidence: Evidence) -> GateRecord:
+    """The gate, its structure and its numbers. Raises `InputError`."""
     started = time.monotonic()
     record = run_gate(settings)
     log.info("the gate's threads took %.1f s", time.monotonic() - started)
@@ -43,7 +49,7 @@ def _gate(settings: Settings, out: Path, evidence: Evidence) -> None:
         started = time.monotonic()
         judge_numbers(record, evidence)
         log.info("the references took %.1f s", time.monotonic() - started)
-        save_and_load(record, out / "gate", evidence)
+    return record
 
 
 def _failures(record: GateRecord, evidence: Evidence) -> None:
@@ -60,7 +66,7 @@ def _passed(settings: Settings, evidence: Evidence) -> str:
     gradients = [check.figures["worst"] for check in evidence.checks if check.id == "gradients"]
     unchecked = sorted({check.id for check in evidence.checks if check.outcome is Outcome.NOT_CHECKED})
     summary = (
-        f"{work.drafter_threads} drafters, {work.canary_steps} steps: "
+        f"{work.drafter_threads} drafters, strategy {work.strategy}, {work.canary_steps} steps: "
         f"gradients within {max(gradients, default=0.0):.1e} of eager; {work.rehearsal_steps} steps rehearsed"
     )
     return summary + (f"; not checked: {', '.join(unchecked)}" if unchecked else "")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from trainer.files import write_json
@@ -53,14 +54,18 @@ class Check:
 
 
 class Evidence:
-    """Collects checks; several threads may add. `evidence.json` is written once, by whoever comes first."""
+    """Collects checks; several threads may add. `evidence.json` is written once, by whoever comes first.
 
-    def __init__(self, out: Path) -> None:
+    `about`: what it says besides, as docs/trainer-contract.md has it.
+    """
+
+    def __init__(self, out: Path, about: Mapping[str, object] = MappingProxyType({})) -> None:
         self._path = out / "evidence.json"
         self._lock = threading.Lock()
         self._started = time.monotonic()
         self._checks: list[Check] = []
         self._written: Outcome | None = None
+        self._about = about
 
     def add(self, check: Check) -> None:
         """Keep a finding, and say it in the log."""
@@ -101,6 +106,7 @@ class Evidence:
                     "outcome": outcome.value,
                     "summary": summary,
                     "checks": [check.to_json() for check in checks],
+                    **self._about,
                     "figures": {"seconds": seconds},
                 }
                 write_json(self._path, value)
