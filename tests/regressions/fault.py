@@ -1,0 +1,71 @@
+"""What a fault is: one patch that breaks the trainer in one way, and what stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+PATCHES = Path(__file__).parent / "patches"
+
+
+class Shows(str, Enum):
+    """The least machine on which the canary can see a fault. The static check sees what it sees anywhere."""
+
+    CPU = "a CPU"
+    CUDA = "a CUDA GPU"
+    TWO_GPUS = "two GPUs"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of the static check: the build stops, or (`warns`) goes on and the finding is shown.
+
+    `says` is part of the finding's reason. `alone`: no other rule finds anything in the whole release.
+    """
+
+    id: str
+    says: str
+    warns: bool = False
+    alone: bool = True
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check of the canary that fails, or (`inconclusive`) finds that nothing would be proved.
+
+    `says` is part of its summary. `alone`: every other check that the canary came to passes.
+    """
+
+    id: str
+    says: str
+    alone: bool = True
+    inconclusive: bool = False
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`patches/NAME.patch`. `what` it does and what a user would have `lost`: a line each.
+
+    `check` is what the canary says where no rule stops the build before (or would, were the rule not there).
+    `workload` overrides the smallest workload that shows it; a fault of compiled code names its strategy there.
+    """
+
+    name: str
+    what: str
+    lost: str
+    rule: Rule | None = None
+    check: Check | None = None
+    shows: Shows = Shows.CPU
+    workload: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def patch(self) -> Path:
+        """The patch's file."""
+        return PATCHES / f"{self.name}.patch"
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the canary compiles anything."""
+        return self.workload.get("strategy", "eager") != "eager"
