@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
+import sysconfig
 from collections.abc import Generator
 from pathlib import Path
 
@@ -20,7 +22,7 @@ pytest_plugins = ["tests.rig.plugin"]
 
 HERE = Path(__file__).parent
 # what breaks first and fastest comes first: everything else in tests/ is unit tests, which come before these
-LATER = ("agent", "deploy", "contract", "rig", "faults", "trainer")
+LATER = ("agent", "deploy", "contract", "rig", "faults", "trainer", "regressions")
 # each test there starts processes of its own: not for the fast first run
 SLOW_FOLDERS = ("agent", "deploy", "contract", "faults")
 NEVER_SKIPPED_IN_CI = ("rig", "torch")
@@ -28,6 +30,13 @@ NEVER_SKIPPED_IN_CI = ("rig", "torch")
 
 def in_ci() -> bool:
     return os.environ.get("CI", "").lower() == "true"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("compiles"):
+        headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+        if not (shutil.which("g++") or shutil.which("c++")) or not headers.exists():
+            pytest.skip("torch.compile on a CPU needs a C++ compiler and Python's headers (apt: g++, python3-dev)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

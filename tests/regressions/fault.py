@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 
 PATCHES = Path(__file__).parent / "patches"
-
-
-class Shows(str, Enum):
-    """The least machine on which the canary can see a fault. The static check sees what it sees anywhere."""
-
-    CPU = "a CPU"
-    CUDA = "a CUDA GPU"
-    TWO_GPUS = "two GPUs"
 
 
 @dataclass(frozen=True)
@@ -48,16 +39,18 @@ class Check:
 class Fault:
     """`patches/NAME.patch`. `what` it does and what a user would have `lost`: a line each.
 
-    `check` is what the canary says where no rule stops the build before (or would, were the rule not there).
-    `workload` overrides the smallest workload that shows it; a fault of compiled code names its strategy there.
+    `cpu` and `cuda` are what the canary says there, None where the machine cannot show the fault (`cuda` wants `gpus` of
+    them). A rule may stop the build before: then it is what would stop it, were the rule not there.
+    `workload` overrides the smallest workload; a fault of compiled code names its strategy there.
     """
 
     name: str
     what: str
     lost: str
     rule: Rule | None = None
-    check: Check | None = None
-    shows: Shows = Shows.CPU
+    cpu: Check | None = None
+    cuda: Check | None = None
+    gpus: int = 1
     workload: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -67,5 +60,5 @@ class Fault:
 
     @property
     def compiles(self) -> bool:
-        """Whether the canary compiles anything."""
-        return self.workload.get("strategy", "eager") != "eager"
+        """Whether the canary compiles anything on a CPU."""
+        return self.cpu is not None and self.workload.get("strategy", "eager") != "eager"

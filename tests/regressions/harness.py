@@ -1,6 +1,6 @@
 """Takes a fault through the real thing: build, static check, canary; and says what stopped it.
 
-Standard library and `dflash_ops.release` only, so that it runs on a GPU box that has nothing but the trainer's packages.
+Standard library and `dflash_ops.release` only: it runs on a GPU box that has nothing but the trainer's packages.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -21,8 +21,8 @@ from tests.regressions.fault import Check, Fault, Rule
 ROOT = Path(__file__).resolve().parents[2]
 Json = dict[str, Any]
 FORKSERVER = Path(__file__).with_name("forkserver.py")
-# a canary's own watchdog comes long before
-LIMIT_S = 900
+# more than the canary's own watchdog waits
+GRACE_S = 60
 
 
 def build_with(patches: list[Path], out: Path) -> Release:
@@ -66,8 +66,8 @@ class Canary:
         return str(self.evidence["summary"])
 
 
-Run = Callable[[Path, list[str], Path], int]
-"""Runs `python -m trainer ARGUMENTS` in a release's root, its output into a file; the exit code."""
+Run = Callable[[Path, list[str], Path, int], int]
+"""Runs `python -m trainer ARGUMENTS` in a release's root, its output into a file, so many seconds; the exit code."""
 
 
 def run_canary(run: Run, root: Path, settings: Mapping[str, Any], work: Path) -> Canary:
@@ -76,25 +76,34 @@ def run_canary(run: Run, root: Path, settings: Mapping[str, Any], work: Path) ->
     file.write_text(json.dumps(settings))
     out.mkdir()
     started = time.monotonic()
-    code = run(root, ["canary", "--settings", str(file), "--out", str(out)], log)
+    limit_s = int(settings["workload"]["canary_timeout_s"]) + GRACE_S
+    code = run(root, ["canary", "--settings", str(file), "--out", str(out)], log, limit_s)
     seconds = time.monotonic() - started
     evidence = out / "evidence.json"
     found = json.loads(evidence.read_text()) if evidence.exists() else None
     return Canary(code, found, log.read_text(errors="replace"), seconds)
 
 
-def in_process_of_its_own(root: Path, arguments: list[str], log: Path) -> int:
-    """As the agent starts it on a host."""
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
-    with log.open("wb") as output:
-        try:
-            return subprocess.run(
+class OwnProcess:
+    """Runs a trainer in a process of its own, as the agent does on a host, on the given CPUs."""
+
+    def __init__(self, cpus: Sequence[int]) -> None:
+        self._cpus = cpus
+
+    def __call__(self, root: Path, arguments: list[str], log: Path, limit_s: int) -> int:
+        """See `Run`."""
+        environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
+        with log.open("wb") as output:
+            process = subprocess.Popen(
                 [sys.executable, "-m", "trainer", *arguments],
                 cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                timeout=LIMIT_S, check=False,
-            ).returncode  # fmt: skip
+            )  # fmt: skip
+        os.sched_setaffinity(process.pid, self._cpus)
+        try:
+            return process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            return -9
+            process.kill()
+            return process.wait()
 
 
 class ForkServer:
@@ -108,9 +117,9 @@ class ForkServer:
         )  # fmt: skip
         self._answer()
 
-    def __call__(self, root: Path, arguments: list[str], log: Path) -> int:
+    def __call__(self, root: Path, arguments: list[str], log: Path, limit_s: int) -> int:
         """See `Run`."""
-        request = {"root": str(root), "arguments": arguments, "log": str(log), "limit_s": LIMIT_S}
+        request = {"root": str(root), "arguments": arguments, "log": str(log), "limit_s": limit_s}
         stream = self._pipe(self._process.stdin)
         stream.write(json.dumps(request) + "\n")
         stream.flush()

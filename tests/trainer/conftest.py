@@ -1,8 +1,7 @@
-"""A real target, small enough for tests: a random Llama with a real tokenizer and chat template."""
+"""Fixtures of the trainer's tests: a tiny target, prompts, settings on them."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sysconfig
@@ -17,19 +16,7 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 import torch
 
-WORDS = [f"w{index}" for index in range(40)]
-SPECIAL = ["<unk>", "<pad>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<reserved_0>", "<reserved_1>"]
-TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|> {{ message['content'] }} {% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("compiles"):
-        headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
-        if not (shutil.which("g++") or shutil.which("c++")) or not headers.exists():
-            pytest.skip("torch.compile on a CPU needs a C++ compiler and Python's headers (apt: g++, python3-dev)")
+from tests.trainer.tiny_target import build_tiny_target, write_prompts
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -41,54 +28,6 @@ def _few_threads() -> None:
 def _fresh_dynamo() -> Iterator[None]:
     yield
     torch.compiler.reset()
-
-
-def build_tiny_target(folder: Path, *, layers: int = 5, seed: int = 3) -> Path:
-    """Write the target into `folder`: 48 tokens, hidden size 32, `layers` layers, greedy answers that repeat."""
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    raw = Tokenizer(models.WordLevel({word: index for index, word in enumerate(SPECIAL + WORDS)}, unk_token="<unk>"))
-    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    raw.add_special_tokens([AddedToken(each, special=True) for each in SPECIAL])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, unk_token="<unk>", pad_token="<pad>", bos_token="<s>", eos_token="</s>"
-    )
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    config = LlamaConfig(
-        vocab_size=len(SPECIAL) + len(WORDS),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        pad_token_id=1,
-        bos_token_id=2,
-        eos_token_id=3,
-        tie_word_embeddings=False,
-        initializer_range=0.2,
-    )
-    state = torch.random.get_rng_state()
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(config).eval()
-    torch.random.set_rng_state(state)
-    with torch.no_grad():
-        # answers are made of words: no special token is ever the most likely one
-        model.lm_head.weight[: len(SPECIAL)] = 0.0
-    model.save_pretrained(folder)
-    return folder
-
-
-def write_prompts(path: Path, count: int, *, words: int = 3) -> Path:
-    """`count` different short prompts as JSON lines."""
-    lines = [
-        json.dumps({"prompt": " ".join(WORDS[(7 * row + 3 * index) % len(WORDS)] for index in range(words))})
-        for row in range(count)
-    ]
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.conftest import build_tiny_target, write_prompts
+from tests.trainer.tiny_target import build_tiny_target, write_prompts
 from trainer import workers as workers_module
 from trainer.checkpoint import load_checkpoint
 from trainer.errors import Diverged, InputError, WorkerFailed

@@ -1,0 +1,227 @@
+"""Is every fault stopped on this machine? `python benchmarks/regressions.py NAME [--jobs N] [--clean N] [FAULT ...]`.
+
+Builds the trainer with each patch of tests/regressions that this machine can show (all of them, or the ones named), runs
+its real canary, `--jobs` of them side by side, and keeps in benchmarks/results/NAME what stopped each, with what words.
+`--clean N` runs N canaries of the trainer as it is in the same way and counts false alarms. Exits with 1 where a fault was
+not stopped, or a clean canary was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from claims import RESULTS, ROOT, sources_digest
+
+sys.path.insert(0, str(ROOT))
+
+import torch
+
+from tests.regressions.fault import Check, Fault
+from tests.regressions.faults import FAULTS
+from tests.regressions.harness import (
+    Canary,
+    OwnProcess,
+    build_with,
+    findings_of,
+    run_canary,
+    settings_for,
+    wrong_in_canary,
+    wrong_in_check,
+)
+from tests.regressions.workload import prepared_settings
+
+SOURCES = [
+    "trainer",
+    "dflash_ops/release",
+    "tests/regressions",
+    *(fault.patch.relative_to(ROOT).as_posix() for fault in FAULTS),
+]
+CUDA = torch.cuda.is_available()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One canary. `fault` is None for a clean one; `unlike` says where it ended otherwise than the table says."""
+
+    fault: str | None
+    rules: list[str]
+    outcome: str
+    checks: list[str]
+    message: str
+    seconds: float
+    good: bool
+    unlike: str | None
+
+
+class Bench:
+    """The folder of one measurement, and the machine's CPUs dealt out to `jobs` canaries at a time."""
+
+    def __init__(self, work: Path, out: Path, jobs: int) -> None:
+        self._work, self._out, self._jobs = work, out, jobs
+        cpus = sorted(os.sched_getaffinity(0))
+        self._slots: queue.Queue[OwnProcess] = queue.Queue()
+        for index in range(jobs):
+            self._slots.put(OwnProcess(cpus[index::jobs] or cpus))
+        self.rows: list[Row] = []
+        self._clean = build_with([], work / "clean" / "tree")
+        self._base = prepared_settings(OwnProcess(cpus), self._clean.tree, work / "workload", cuda=CUDA)
+
+    def clean(self, number: int) -> None:
+        """One canary of the trainer as it is."""
+        canary = self._canary(f"clean-{number}", self._clean.tree, self._base)
+        self._keep(f"clean-{number}", None, [], canary, not canary.stops, None)
+
+    def fault(self, fault: Fault) -> None:
+        """Build, static check and canary of one fault."""
+        release = build_with([fault.patch], self._work / fault.name / "tree")
+        findings = findings_of(release)
+        expected = fault.cuda if CUDA else fault.cpu
+        canary = self._canary(fault.name, release.tree, settings_for(fault, self._base))
+        blocked = any(finding.blocks for finding in findings)
+        unlike = wrong_in_check(fault.rule, findings)
+        if unlike is None and expected is not None:
+            unlike = wrong_in_canary(expected, canary)
+        rules = sorted({finding.rule for finding in findings})
+        self._keep(fault.name, fault, rules, canary, blocked or canary.stops, unlike)
+
+    def _canary(self, name: str, root: Path, settings: dict[str, Any]) -> Canary:
+        work = self._work / name / "canary"
+        work.mkdir(parents=True)
+        slot = self._slots.get()
+        try:
+            return run_canary(slot, root, settings, work)
+        finally:
+            self._slots.put(slot)
+
+    def _keep(
+        self, name: str, fault: Fault | None, rules: list[str], canary: Canary, good: bool, unlike: str | None
+    ) -> None:
+        outcome = "no evidence" if canary.evidence is None else str(canary.evidence["outcome"])
+        checks = sorted({str(each["id"]) for each in canary.bad})
+        row = Row(
+            None if fault is None else name,
+            rules,
+            outcome,
+            checks,
+            canary.message,
+            round(canary.seconds, 1),
+            good,
+            unlike,
+        )
+        self.rows.append(row)
+        print(f"{'ok ' if good else 'BAD'} {name}: {outcome} {', '.join(checks)} {unlike or ''}", flush=True)
+        if not good or unlike:
+            (self._out / "logs").mkdir(exist_ok=True)
+            (self._out / "logs" / f"{name}.txt").write_text(canary.log)
+        shutil.rmtree(self._work / name / "canary", ignore_errors=True)
+
+    def side_by_side(self, calls: Sequence[Callable[[], None]]) -> None:
+        """All of them, `jobs` at a time; the first error of the bench itself (not of a canary) is raised."""
+        with ThreadPoolExecutor(self._jobs) as pool:
+            for done in [pool.submit(call) for call in calls]:
+                done.result()
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description="Is every fault stopped on this machine?")
+    parser.add_argument("name")
+    parser.add_argument("faults", nargs="*", metavar="FAULT")
+    parser.add_argument("--jobs", type=int, default=4, help="canaries side by side")
+    parser.add_argument("--clean", type=int, default=0, metavar="N", help="canaries without a fault")
+    arguments = parser.parse_args()
+    chosen = _chosen(arguments.faults)
+    out = RESULTS / arguments.name
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), out, arguments.jobs)
+        # alone and first: it fills the cache of compiled code, and without it nothing else says anything
+        bench.clean(0)
+        if bench.rows[0].good:
+            bench.side_by_side([lambda number=number: bench.clean(number) for number in range(1, arguments.clean + 1)])
+            bench.side_by_side([lambda fault=fault: bench.fault(fault) for fault in chosen])
+    _write(out, bench.rows, time.monotonic() - started)
+    sys.exit(0 if all(row.good for row in bench.rows) else 1)
+
+
+def _chosen(names: Sequence[str]) -> list[Fault]:
+    known = {fault.name: fault for fault in FAULTS}
+    if unknown := [name for name in names if name not in known]:
+        sys.exit(f"no such fault: {', '.join(unknown)}; known are {', '.join(known)}")
+    able = [fault for fault in FAULTS if _here(fault) is not None]
+    return [known[name] for name in names] or able
+
+
+def _here(fault: Fault) -> Check | None:
+    if CUDA:
+        return fault.cuda if torch.cuda.device_count() >= fault.gpus else None
+    return fault.cpu
+
+
+def _write(out: Path, rows: Sequence[Row], seconds: float) -> None:
+    faults, clean = [row for row in rows if row.fault is not None], [row for row in rows if row.fault is None]
+    (out / "regressions.json").write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    lines = ["| fault | stopped | rules | canary | checks | message | s |", "|---|---|---|---|---|---|---|"]
+    lines += [
+        f"| `{row.fault}` | {'yes' if row.good else '**no**'} | {', '.join(row.rules)} | {row.outcome} "
+        f"| {', '.join(row.checks)} | {_cell(row.message)} | {row.seconds} |"
+        for row in faults
+    ]
+    told = [f"* `{row.fault}`: {_cell(row.unlike)}" for row in faults if row.unlike]
+    alarms = [f"* {_cell(row.message)}" for row in clean if not row.good]
+    text = [
+        f"# Faults, {time.strftime('%Y-%m-%d')}, {_device()}, torch {torch.__version__}",
+        "",
+        f"{sum(row.good for row in faults)} of {len(faults)} faults stopped, {len(alarms)} false alarms in {len(clean)} "
+        f"clean canaries, {seconds:.0f} s in all.",
+        "",
+        *lines,
+        *(["", "Stopped otherwise than tests/regressions/README.md says:", "", *told] if told else []),
+        *(["", "False alarms:", "", *alarms] if alarms else []),
+    ]
+    (out / "regressions.md").write_text("\n".join(text) + "\n")
+    figures = {
+        "faults": len(faults),
+        "stopped": sum(row.good for row in faults),
+        "clean": len(clean),
+        "false_alarms": len(alarms),
+        "seconds": round(seconds),
+    }
+    claim = {
+        "date": time.strftime("%Y-%m-%d"),
+        "gpu": _device(),
+        "torch": torch.__version__,
+        "command": shlex.join(["python", "benchmarks/regressions.py", *sys.argv[1:]]),
+        "figures": figures,
+        "sources": SOURCES,
+        "digest": sources_digest(SOURCES),
+    }
+    (out / "claim.json").write_text(json.dumps(claim, indent=2) + "\n")
+    print(json.dumps(figures))
+
+
+def _device() -> str:
+    return torch.cuda.get_device_name() if CUDA else "no GPU"
+
+
+def _cell(text: str | None) -> str:
+    return (text or "").replace("|", "\\|").replace("\n", " ")[:300]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""All faults: threads and compile, the step, the exchange, the update, the run with its checkpoints, the proof."""
+
+from __future__ import annotations
+
+from tests.regressions.fault import Check, Fault, Rule
+
+_RO = {"strategy": "reduce-overhead"}
+_BF16 = {"dtype": "bfloat16"}
+
+_COMPILE = (
+    Fault(
+        "syntax-error",
+        what="a line that no Python takes",
+        lost="the first minute of the job, on the host",
+        rule=Rule("syntax", "expected ':'"),
+    ),
+    Fault(
+        "mode-and-options",
+        what="compiles with `mode=` and `options=` together, the last of the three fixes that failed",
+        lost="the run, at its first compile",
+        rule=Rule("compile-mode-and-options", "it takes one of them"),
+        cpu=Check("worker", "Either mode or options can be specified", alone=False),
+        workload=_RO,
+    ),
+    Fault(
+        "trees-in-threads",
+        what="leaves CUDAGraph Trees on in worker threads",
+        lost="every worker, at its first step (torch up to 2.12)",
+        cuda=Check("worker", "AssertionError", alone=False),
+        workload=_RO,
+    ),
+    Fault(
+        "trees-stashed-by-hand",
+        what="trees on, and the C-level TLS stash in each worker, the first fix that failed",
+        lost="every worker, at its first capture",
+        rule=Rule("private-tls-stash", "private thread-local stash"),
+        cuda=Check("worker", "", alone=False),
+        workload=_RO,
+    ),
+    Fault(
+        "trees-filled-by-hand",
+        what="trees on, their Python-level state filled in each worker, workers one by one: the second fix that failed",
+        lost="every worker, in its first backward",
+        rule=Rule("private-tls-stash", "thread-local state by hand"),
+        cuda=Check("worker", "", alone=False),
+        workload=_RO,
+    ),
+    Fault(
+        "trees-off-in-the-main-thread",
+        what="switches the trees off in the main thread's configuration",
+        lost="every worker, from torch 2.12 on: it does not see that value",
+        rule=Rule("trees-config-outside-worker", "holds for the thread"),
+    ),
+    Fault(
+        "recompile-limit-in-the-main-thread",
+        what="raises the recompile limit in the main thread's configuration",
+        lost="compiled steps, in silence, in workers that need more than 8",
+        rule=Rule("config-outside-worker", "holds for the", warns=True),
+    ),
+    Fault(
+        "compiles-without-gate",
+        what="builds and compiles all workers at once",
+        lost="workers, at random: 2 of 4 died on one GPU",
+        rule=Rule("compile-outside-gate", "outside any gate", alone=False),
+        cpu=Check("compile_gate", "began outside the gate", alone=False),
+        workload=_RO,
+    ),
+    Fault(
+        "compiles-behind-the-gate",
+        what="each worker compiles one more small function when it has left the gate",
+        lost="another worker's capture, or this compile",
+        rule=Rule("compile-outside-gate", "outside any gate"),
+        cpu=Check("compile_gate", "began outside the gate"),
+        workload=_RO,
+    ),
+    Fault(
+        "shared-code-object",
+        what="all workers compile one code object",
+        lost="a worker trains on another's weights",
+        cpu=Check("code_objects", "it runs another's"),
+        workload=_RO,
+    ),
+    Fault(
+        "size-asserts-off",
+        what="one code object for all workers, and Inductor's size asserts off",
+        lost="the run: gradients wrong by 1.5, and nothing says so",
+        rule=Rule("size-asserts-off", "only check that a replayed graph still has its own weights"),
+        cpu=Check("code_objects", "it runs another's", alone=False),
+        workload=_RO,
+    ),
+    Fault(
+        "worker-without-device",
+        what="workers never make their GPU the current one",
+        lost="stale outputs on every GPU but the first, with a UserWarning",
+        rule=Rule("worker-without-device", "never sets its device"),
+        gpus=2,
+    ),
+    Fault(
+        "noise-from-the-default-generator",
+        what="adds noise to the features, drawn from the device's default generator in each worker",
+        lost="workers that capture meanwhile; and no run can be repeated",
+        rule=Rule("default-generator-draw", "draws from a default generator"),
+        cpu=Check("outputs", "", alone=False),
+    ),
+    Fault(
+        "seeds-every-step",
+        what="each worker seeds the process's default generators at every step",
+        lost="random numbers that differ: every thread draws the same ones again",
+        rule=Rule("global-seed-in-worker", "default generators of the whole process"),
+    ),
+    Fault(
+        "synchronises-the-device",
+        what="each worker waits for its whole device before a step",
+        lost="captures of other workers on that GPU",
+        rule=Rule("device-synchronize-in-worker", "waits for all streams of the device", warns=True),
+    ),
+    Fault(
+        "marks-steps",
+        what="each worker marks its steps for CUDAGraph Trees",
+        lost="with trees: another worker's graph, between its forward and its backward",
+        rule=Rule("mark-step-in-thread", "marks a step for the whole process"),
+    ),
+    Fault(
+        "resets-the-compiler",
+        what="a worker that ends resets the compiler",
+        lost="the compiled code of all other workers, in the middle of the run",
+        rule=Rule("global-reset-in-worker", "resets the compiler of the whole process"),
+    ),
+)
+
+_STEP = (
+    Fault(
+        "loss-forgets-the-weights",
+        what="the reported loss counts every slot alike",
+        lost="the curve by which the run is judged",
+        cpu=Check("loss", "worst in loss"),
+    ),
+    Fault(
+        "gradient-forgets-the-weights",
+        what="the gradient counts every slot alike, the loss does not",
+        lost="the objective, while the loss looks right",
+        cpu=Check("gradients", "worst in", alone=False),
+    ),
+)
+
+_EXCHANGE = (
+    Fault(
+        "average-leaves-one-out",
+        what="the last replica's gradients are not in the sum",
+        lost="that replica's samples, all of them",
+        cpu=Check("exchange", "worst in"),
+    ),
+    Fault(
+        "average-off-by-one",
+        what="the sum is divided by the number of replicas less one",
+        lost="the learning rate that was asked for, with more than two replicas",
+        cpu=Check("exchange", "worst in"),
+        workload={"drafter_threads": 3},
+    ),
+    Fault(
+        "sums-in-own-order",
+        what="every replica sums in an order of its own",
+        lost="equal replicas: they drift apart by roundings",
+        cpu=Check("replicas", "differs from the first replica's"),
+        workload={"drafter_threads": 3},
+    ),
+    Fault(
+        "drifts-after-step-2",
+        what="nothing is exchanged after the second step",
+        lost="the run: replicas train apart, and one of them is saved",
+        cpu=Check("exchange", "at step 3", alone=False),
+        workload={"canary_steps": 3},
+    ),
+)
+
+_UPDATE = (
+    Fault(
+        "update-applied-twice",
+        what="the optimiser steps twice",
+        lost="twice the learning rate that was asked for",
+        cpu=Check("parameters", "worst in"),
+    ),
+    Fault(
+        "clip-left-out",
+        what="gradients are not clipped",
+        lost="the run, at its first bad batch",
+        cpu=Check("parameters", "worst in"),
+    ),
+    Fault(
+        "weight-decay-in-the-gradient",
+        what="Adam with L2 instead of AdamW",
+        lost="the weight decay that was asked for",
+        cpu=Check("parameters", "worst in"),
+    ),
+    Fault(
+        "masters-not-copied-back",
+        what="the first parameter is not copied back from its float32 master",
+        lost="that parameter stays at its start",
+        cpu=Check("parameters", "is not its master copy"),
+        workload=_BF16,
+    ),
+    Fault(
+        "no-float32-masters",
+        what="bfloat16 parameters and moments are updated in place",
+        lost="every update that is smaller than half a bfloat16 rounding",
+        cpu=Check("parameters", "worst in"),
+        workload=_BF16,
+    ),
+)
+
+_RUN = (
+    Fault(
+        "one-step-too-few",
+        what="workers end one step early",
+        lost="the last step, in silence",
+        cpu=Check("moved", "1 of 2 steps"),
+    ),
+    Fault(
+        "worker-dies",
+        what="a worker raises at its first step",
+        lost="the run, in the first minute of a job one walked away from",
+        cpu=Check("worker", "this worker dies", alone=False),
+    ),
+    Fault(
+        "worker-dies-at-the-end",
+        what="a worker raises after its last step",
+        lost="the last checkpoint",
+        cpu=Check("worker", "this worker dies at the end"),
+    ),
+    Fault(
+        "worker-hangs",
+        what="a worker waits for ever",
+        lost="days of GPU time",
+        cpu=Check("watchdog", "not done after 15 s"),
+        workload={"canary_timeout_s": 15},
+    ),
+    Fault(
+        "long-rows-not-cut",
+        what="rows longer than the largest bucket are not cut",
+        lost="the run, at the first long row",
+        cpu=Check("rehearsal", "StopIteration"),
+        workload={"buckets": [16]},
+    ),
+    Fault(
+        "checkpoint-rounded",
+        what="weights are rounded to bfloat16 when they are saved",
+        lost="the last digits of every checkpoint",
+        cpu=Check("save_and_load", "does not load back as it was"),
+    ),
+    Fault(
+        "checkpoint-torn",
+        what="half of each file reaches the disk",
+        lost="every checkpoint",
+        cpu=Check("save_and_load", "unreadable"),
+    ),
+)
+
+_PROOF = (
+    Fault(
+        "comparison-sees-nothing",
+        what="the canary's tolerance is so wide that nothing is outside it",
+        lost="the canary's word",
+        cpu=Check("negative_control", "not noticed", inconclusive=True),
+    ),
+)
+
+FAULTS: tuple[Fault, ...] = (*_COMPILE, *_STEP, *_EXCHANGE, *_UPDATE, *_RUN, *_PROOF)

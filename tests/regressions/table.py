@@ -1,0 +1,52 @@
+"""`python -m tests.regressions.table`: writes README.md from faults.py, which the tests use; a test compares both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.regressions.fault import Check, Fault, Rule
+from tests.regressions.faults import FAULTS
+
+README = Path(__file__).with_name("README.md")
+_GPUS = {1: "a GPU", 2: "two GPUs"}
+_HEAD = """\
+# Faults of the trainer, and what stops each
+
+Each patch in `patches/` breaks `trainer/` in one way. It goes through the real build, as a playbook's `patches:` do,
+then through the static check and, where the machine can show it, through the real canary. A fault that nothing stops
+fails the tests.
+
+    python -m pytest tests/regressions       # on a CPU
+    python benchmarks/regressions.py OUT     # on a GPU box: all that concerns CUDA, and clean canaries for false alarms
+
+* *rule*: a rule of `dflash-ops check` stops the build; *warning*: it is shown and the build goes on.
+* *check*: the canary's check of that name fails. Where a rule stops the build before, it is what would stop it then.
+* **alone**: no other rule, or no other check that the canary came to, says anything: deleting it fails a test.
+* *where*: the least machine on which the canary can see it. The static check sees it anywhere.
+
+`python -m tests.regressions.refresh` moves the hunks after an edit of the trainer, and
+`python -m tests.regressions.table` writes this page from `faults.py`.
+
+"""
+
+
+def render(faults: Iterable[Fault] = FAULTS) -> str:
+    """The page."""
+    rows = ["| patch | what it does | what it would cost | where | stopped by | message |", "|---|---|---|---|---|---|"]
+    for fault in faults:
+        places = {"the build": fault.rule, "a CPU": fault.cpu, _GPUS[fault.gpus]: fault.cuda}
+        stops = {where: stop for where, stop in places.items() if stop is not None}
+        by = "<br>".join(_by(stop) for stop in stops.values())
+        says = "<br>".join(f"`{stop.says}`" if stop.says else "an error of torch" for stop in stops.values())
+        rows.append(f"| `{fault.name}` | {fault.what} | {fault.lost} | {'<br>'.join(stops)} | {by} | {says} |")
+    return "\n".join([_HEAD, *rows, ""])
+
+
+def _by(stop: Rule | Check) -> str:
+    kind = "check" if isinstance(stop, Check) else "warning" if stop.warns else "rule"
+    return f"{kind} `{stop.id}`" + (", **alone**" if stop.alone else "")
+
+
+if __name__ == "__main__":
+    README.write_text(render())
