@@ -1,9 +1,9 @@
 """Is every fault stopped on this machine? `python benchmarks/regressions.py NAME [--jobs N] [--clean N] [FAULT ...]`.
 
-Builds the trainer with each patch of tests/regressions that this machine can show (all of them, or the ones named), runs
-its real canary, `--jobs` of them side by side, and keeps in benchmarks/results/NAME what stopped each, with what words.
-`--clean N` runs N canaries of the trainer as it is in the same way and counts false alarms. Exits with 1 where a fault was
-not stopped, or a clean canary was.
+Builds the trainer with each patch of tests/regressions that this machine can show (all of them, or the ones named),
+runs its real canary, `--jobs` of them side by side, and keeps in benchmarks/results/NAME what stopped each, and its
+words. `--clean N` runs N canaries of the trainer as it is in the same way and counts false alarms. Exits with 1 where
+a fault was not stopped, or a clean canary was.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ class Bench:
 
     def clean(self, number: int) -> None:
         """One canary of the trainer as it is."""
-        canary = self._canary(f"clean-{number}", self._clean.tree, self._base)
-        self._keep(f"clean-{number}", None, [], canary, not canary.stops, None)
+        name = f"clean-{number}"
+        canary = self._canary(name, self._clean.tree, self._base)
+        self._keep(_row(None, [], canary, good=not canary.stops, unlike=None), name, canary)
 
     def fault(self, fault: Fault) -> None:
         """Build, static check and canary of one fault."""
@@ -90,12 +91,12 @@ class Bench:
         findings = findings_of(release)
         expected = fault.cuda if CUDA else fault.cpu
         canary = self._canary(fault.name, release.tree, settings_for(fault, self._base))
-        blocked = any(finding.blocks for finding in findings)
         unlike = wrong_in_check(fault.rule, findings)
         if unlike is None and expected is not None:
             unlike = wrong_in_canary(expected, canary)
         rules = sorted({finding.rule for finding in findings})
-        self._keep(fault.name, fault, rules, canary, blocked or canary.stops, unlike)
+        good = canary.stops or any(finding.blocks for finding in findings)
+        self._keep(_row(fault.name, rules, canary, good=good, unlike=unlike), fault.name, canary)
 
     def _canary(self, name: str, root: Path, settings: dict[str, Any]) -> Canary:
         work = self._work / name / "canary"
@@ -105,34 +106,36 @@ class Bench:
             return run_canary(slot, root, settings, work)
         finally:
             self._slots.put(slot)
+            shutil.rmtree(work / "out", ignore_errors=True)
 
-    def _keep(
-        self, name: str, fault: Fault | None, rules: list[str], canary: Canary, good: bool, unlike: str | None
-    ) -> None:
-        outcome = "no evidence" if canary.evidence is None else str(canary.evidence["outcome"])
-        checks = sorted({str(each["id"]) for each in canary.bad})
-        row = Row(
-            None if fault is None else name,
-            rules,
-            outcome,
-            checks,
-            canary.message,
-            round(canary.seconds, 1),
-            good,
-            unlike,
-        )
+    def _keep(self, row: Row, name: str, canary: Canary) -> None:
         self.rows.append(row)
-        print(f"{'ok ' if good else 'BAD'} {name}: {outcome} {', '.join(checks)} {unlike or ''}", flush=True)
-        if not good or unlike:
+        print(
+            f"{'ok ' if row.good else 'BAD'} {name}: {row.outcome} {', '.join(row.checks)} {row.unlike or ''}",
+            flush=True,
+        )
+        if not row.good or row.unlike:
             (self._out / "logs").mkdir(exist_ok=True)
             (self._out / "logs" / f"{name}.txt").write_text(canary.log)
-        shutil.rmtree(self._work / name / "canary", ignore_errors=True)
 
     def side_by_side(self, calls: Sequence[Callable[[], None]]) -> None:
         """All of them, `jobs` at a time; the first error of the bench itself (not of a canary) is raised."""
         with ThreadPoolExecutor(self._jobs) as pool:
             for done in [pool.submit(call) for call in calls]:
                 done.result()
+
+
+def _row(fault: str | None, rules: list[str], canary: Canary, *, good: bool, unlike: str | None) -> Row:
+    return Row(
+        fault=fault,
+        rules=rules,
+        outcome="no evidence" if canary.evidence is None else str(canary.evidence["outcome"]),
+        checks=sorted({str(each["id"]) for each in canary.bad}),
+        message=canary.message,
+        seconds=round(canary.seconds, 1),
+        good=good,
+        unlike=unlike,
+    )
 
 
 def main() -> None:
@@ -187,8 +190,8 @@ def _write(out: Path, rows: Sequence[Row], seconds: float) -> None:
     text = [
         f"# Faults, {time.strftime('%Y-%m-%d')}, {_device()}, torch {torch.__version__}",
         "",
-        f"{sum(row.good for row in faults)} of {len(faults)} faults stopped, {len(alarms)} false alarms in {len(clean)} "
-        f"clean canaries, {seconds:.0f} s in all.",
+        f"{sum(row.good for row in faults)} of {len(faults)} faults stopped, "
+        f"{len(alarms)} false alarms in {len(clean)} clean canaries, {seconds:.0f} s in all.",
         "",
         *lines,
         *(["", "Stopped otherwise than tests/regressions/README.md says:", "", *told] if told else []),

@@ -39,8 +39,8 @@ class Check:
 class Fault:
     """`patches/NAME.patch`. `what` it does and what a user would have `lost`: a line each.
 
-    `cpu` and `cuda` are what the canary says there, None where the machine cannot show the fault (`cuda` wants `gpus` of
-    them). A rule may stop the build before: then it is what would stop it, were the rule not there.
+    `cpu` and `cuda` are what the canary says there, None where the machine cannot show the fault (`cuda` wants `gpus`
+    of them). A rule may stop the build before: then it is what would stop it, were the rule not there.
     `workload` overrides the smallest workload; a fault of compiled code names its strategy there.
     """
 

@@ -126,6 +126,34 @@ _COMPILE = (
         lost="the compiled code of all other workers, in the middle of the run",
         rule=Rule("global-reset-in-worker", "resets the compiler of the whole process"),
     ),
+    Fault(
+        "one-code-object-compiled",
+        what="workers compile the step's function itself, not a copy with a code object of their own",
+        lost="a worker trains on another's weights",
+        rule=Rule("shared-code-object", "compiles the same code object", warns=True),
+        cpu=Check("code_objects", "it runs another's"),
+        cuda=Check("worker", "", alone=False),
+        workload=_RO,
+    ),
+    Fault(
+        "hides-compiler-errors",
+        what="errors of the compiler become eager calls",
+        lost="compiled steps and their graphs, in silence",
+        rule=Rule("silent-eager", "turns an error of the compiler into an eager call"),
+    ),
+    Fault(
+        "compiles-the-update",
+        what="the update is compiled with CUDA graphs and without trees",
+        lost="the first update: it happens twice",
+        rule=Rule("compiled-optimizer-step", "the first call runs it for real"),
+    ),
+    Fault(
+        "graphs-off",
+        what="the strategy with CUDA graphs compiles without them",
+        lost="the speed that was chosen, in silence",
+        cuda=Check("cuda_graphs", "replays"),
+        workload=_RO,
+    ),
 )
 
 _STEP = (
@@ -140,6 +168,69 @@ _STEP = (
         what="the gradient counts every slot alike, the loss does not",
         lost="the objective, while the loss looks right",
         cpu=Check("gradients", "worst in", alone=False),
+    ),
+    Fault(
+        "rounds-without-gradient",
+        what="the drafter rounds to bfloat16 where no gradient is wanted",
+        lost="the evaluation, which is then of another drafter",
+        cpu=Check("outputs", "worst in hidden states"),
+    ),
+    Fault(
+        "wrong-gradient-one-worker",
+        what="one parameter's gradient is 1% too large in one worker",
+        lost="a run that looks right",
+        cpu=Check("gradients", "worst in fc.weight", alone=False),
+    ),
+    Fault(
+        "wrong-from-step-2-on",
+        what="one parameter's gradient is 1% too large from the second step on",
+        lost="a run that looks right",
+        cpu=Check("gradients", "at step 2", alone=False),
+    ),
+    Fault(
+        "accumulation-keeps-the-last-only",
+        what="each micro-batch overwrites the gradients of those before it",
+        lost="all samples of a step but the last micro-batch's",
+        cpu=Check("gradients", "worst in", alone=False),
+        workload={"accumulation": 2},
+    ),
+    Fault(
+        "gradients-not-zeroed",
+        what="a step starts from the gradients of the step before",
+        lost="the direction of every update but the first",
+        cpu=Check("gradients", "at step 2", alone=False),
+    ),
+    Fault(
+        "normaliser-of-one-worker",
+        what="the loss is normalised by the worker's own weights, not by those of all",
+        lost="the mean over all samples: the update depends on how they fell to workers",
+        cpu=Check("gradients", "worst in", alone=False),
+    ),
+    Fault(
+        "context-cut-at-the-first-bucket",
+        what="blocks in the second bucket see no more context than the first bucket holds",
+        lost="long contexts, which is what the drafter is for",
+        cpu=Check("gradients", "worst in", alone=False),
+        workload={"buckets": [20, 32]},
+    ),
+    Fault(
+        "inputs-of-the-first-batch",
+        what="inputs held for the graphs are not written again",
+        lost="every sample but the first one's",
+        cpu=Check("loss", "worst in loss", alone=False),
+        workload=_RO,
+    ),
+    Fault(
+        "takes-anothers-batch",
+        what="workers share a cache of batches that forgets whose they are",
+        lost="the samples of every worker but one",
+        cpu=Check("outputs", "worst in hidden states", alone=False),
+    ),
+    Fault(
+        "nan-in-one-worker",
+        what="one worker's gradient is no number",
+        lost="the weights, in one step",
+        cpu=Check("worker", "gradient norm nan", alone=False),
     ),
 )
 
@@ -171,6 +262,12 @@ _EXCHANGE = (
         cpu=Check("exchange", "at step 3", alone=False),
         workload={"canary_steps": 3},
     ),
+    Fault(
+        "clips-before-the-exchange",
+        what="each replica clips its own gradients",
+        lost="the gradient: a sum of clipped ones points elsewhere",
+        cpu=Check("gradients", "worst in", alone=False),
+    ),
 )
 
 _UPDATE = (
@@ -187,12 +284,6 @@ _UPDATE = (
         cpu=Check("parameters", "worst in"),
     ),
     Fault(
-        "weight-decay-in-the-gradient",
-        what="Adam with L2 instead of AdamW",
-        lost="the weight decay that was asked for",
-        cpu=Check("parameters", "worst in"),
-    ),
-    Fault(
         "masters-not-copied-back",
         what="the first parameter is not copied back from its float32 master",
         lost="that parameter stays at its start",
@@ -205,6 +296,18 @@ _UPDATE = (
         lost="every update that is smaller than half a bfloat16 rounding",
         cpu=Check("parameters", "worst in"),
         workload=_BF16,
+    ),
+    Fault(
+        "weight-decay-left-out",
+        what="weights do not decay",
+        lost="the weight decay that was asked for",
+        cpu=Check("parameters", "worst in"),
+    ),
+    Fault(
+        "weights-moved-after-warm-up",
+        what="parameters get new memory after the step was built over the old one",
+        lost="every update: optimiser and graphs go on with the old memory",
+        cpu=Check("parameters", "worst in"),
     ),
 )
 
@@ -252,6 +355,12 @@ _RUN = (
         what="half of each file reaches the disk",
         lost="every checkpoint",
         cpu=Check("save_and_load", "unreadable"),
+    ),
+    Fault(
+        "checkpoint-without-moments",
+        what="the optimiser's first moments are not saved",
+        lost="the optimiser's memory, at every resume",
+        cpu=Check("checkpoint", "the optimiser's state of fc.weight is missing"),
     ),
 )
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
