@@ -154,6 +154,25 @@ _COMPILE = (
         cuda=Check("cuda_graphs", "replays"),
         workload=_RO,
     ),
+    Fault(
+        "reloads-by-assignment",
+        what="weights are loaded by assignment after the step was captured",
+        lost="the run: graphs go on with the old weights",
+        rule=Rule("weights-moved-after-capture", "gives a module other memory"),
+        cpu=Check("worker", "", alone=False),
+    ),
+    Fault(
+        "keeps-outputs",
+        what="every step's output is kept for later",
+        lost="all but the last: a graph writes each into the same memory",
+        rule=Rule("output-kept-across-steps", "keeps an output of a CUDA graph"),
+    ),
+    Fault(
+        "captures-in-the-global-mode",
+        what="the update is captured in CUDA's global mode",
+        lost="the capture, at any allocation of any thread",
+        rule=Rule("global-capture-mode", "global mode", warns=True),
+    ),
 )
 
 _STEP = (
@@ -284,13 +303,6 @@ _UPDATE = (
         cpu=Check("parameters", "worst in"),
     ),
     Fault(
-        "masters-not-copied-back",
-        what="the first parameter is not copied back from its float32 master",
-        lost="that parameter stays at its start",
-        cpu=Check("parameters", "is not its master copy"),
-        workload=_BF16,
-    ),
-    Fault(
         "no-float32-masters",
         what="bfloat16 parameters and moments are updated in place",
         lost="every update that is smaller than half a bfloat16 rounding",
@@ -362,6 +374,12 @@ _RUN = (
         lost="the optimiser's memory, at every resume",
         cpu=Check("checkpoint", "the optimiser's state of fc.weight is missing"),
     ),
+    Fault(
+        "memory-grows",
+        what="a copy of every step's gradients is kept",
+        lost="the run, out of memory after hours",
+        cuda=Check("memory", "bytes more after step"),
+    ),
 )
 
 _PROOF = (
@@ -374,3 +392,6 @@ _PROOF = (
 )
 
 FAULTS: tuple[Fault, ...] = (*_COMPILE, *_STEP, *_EXCHANGE, *_UPDATE, *_RUN, *_PROOF)
+
+NO_FAULT: dict[str, str] = {}
+"""Checks of the canary that no patch makes fail, and why."""

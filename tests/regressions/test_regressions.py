@@ -1,7 +1,11 @@
-"""Every fault is stopped, by what the table says and with what it says."""
+"""Every fault is stopped, by what the table says and with what it says; the trainer without one is not."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +14,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.regressions.fault import Fault
-from tests.regressions.faults import FAULTS
+from tests.regressions.fault import PATCHES, Fault
+from tests.regressions.faults import FAULTS, NO_FAULT
 from tests.regressions.harness import (
+    Canary,
     ForkServer,
     build_with,
     findings_of,
@@ -36,10 +41,19 @@ def forks() -> Iterator[ForkServer]:
 
 
 @pytest.fixture(scope="module")
-def base(forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Json:
-    folder = tmp_path_factory.mktemp("base")
-    build_with([], folder / "tree")
-    return prepared_settings(forks, folder / "tree", folder / "workload", cuda=False)
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trainer as it is, built."""
+    return build_with([], tmp_path_factory.mktemp("clean") / "tree").tree
+
+
+@pytest.fixture(scope="module")
+def base(forks: ForkServer, clean: Path, tmp_path_factory: pytest.TempPathFactory) -> Json:
+    return prepared_settings(forks, clean, tmp_path_factory.mktemp("workload"), cuda=False)
+
+
+@pytest.fixture(scope="module")
+def clean_canary(forks: ForkServer, clean: Path, base: Json, tmp_path_factory: pytest.TempPathFactory) -> Canary:
+    return run_canary(forks, clean, base, tmp_path_factory.mktemp("canary"))
 
 
 @pytest.mark.parametrize(
@@ -58,9 +72,42 @@ def test_a_fault_is_stopped(fault: Fault, forks: ForkServer, base: Json, tmp_pat
     assert wrong is None, f"{wrong}\n{canary.log}"
 
 
-def test_the_trainer_without_a_fault_is_not_stopped(forks: ForkServer, base: Json, tmp_path: Path) -> None:
-    release = build_with([], tmp_path / "tree")
-    assert findings_of(release) == []
-    (tmp_path / "canary").mkdir()
-    canary = run_canary(forks, release.tree, base, tmp_path / "canary")
-    assert not canary.stops, canary.log
+def test_without_a_fault_nothing_is_stopped(clean_canary: Canary) -> None:
+    assert not clean_canary.stops, clean_canary.log
+
+
+def test_every_check_has_a_fault_that_it_stops(clean_canary: Canary) -> None:
+    assert clean_canary.evidence is not None
+    checks = {check["id"] for check in clean_canary.evidence["checks"]}
+    stopped = {check.id for fault in FAULTS for check in (fault.cpu, fault.cuda) if check is not None}
+    assert sorted(checks - stopped) == sorted(NO_FAULT)
+
+
+def ops(command: str, *patches: Path) -> tuple[int, list[Json]]:
+    """A command of `dflash-ops` on the quickstart with a playbook's `patches`: exit code, events."""
+    words = ["--playbook", "quickstart", "--set", f"trainer.patches={json.dumps([str(path) for path in patches])}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "dflash_ops", command, *words, "--json"],
+        env={**os.environ, "PYTHONPATH": str(PATCHES.parents[2])},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_playbook_with_the_patch_builds_the_same_release(tmp_path: Path) -> None:
+    patch = PATCHES / "update-applied-twice.patch"
+    code, events = ops("build", patch)
+    assert code == 0, events
+    (built,) = (event for event in events if event["event"] == "built")
+    assert built["patches"] == [patch.name]
+    assert built["release"] == build_with([patch], tmp_path / "tree").digest
+
+
+def test_a_rule_refuses_the_playbook() -> None:
+    code, events = ops("check", PATCHES / "mode-and-options.patch")
+    assert code == 3
+    (refused,) = (event for event in events if event["event"] == "error")
+    assert "it takes one of them" in refused["what"] and refused["where"].startswith("trainer/compile/strategies/")
