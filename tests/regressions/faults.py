@@ -175,6 +175,39 @@ _COMPILE = (
     ),
 )
 
+_DATA = (
+    Fault(
+        "labels-shifted",
+        what="labels are those of the slot before",
+        lost="the drafter: it learns to repeat the anchor",
+        cpu=Check("definition", "the label is not the token at"),
+    ),
+    Fault(
+        "decay-forgotten",
+        what="every slot of a block weighs the same",
+        lost="first slots, on which acceptance hangs",
+        cpu=Check("definition", "needed"),
+    ),
+    Fault(
+        "blocks-see-each-other",
+        what="a block sees the blocks before it",
+        lost="the drafter: it trains on what it never has when it drafts",
+        cpu=Check("definition", "sees key"),
+    ),
+    Fault(
+        "blocks-see-their-anchor",
+        what="a block sees the target's state at its own anchor",
+        lost="the drafter: that state does not exist when it drafts",
+        cpu=Check("definition", "sees key"),
+    ),
+    Fault(
+        "rows-of-the-first-worker",
+        what="every worker gets the first worker's rows",
+        lost="the samples of every worker but one",
+        cpu=Check("rows", "in the first step, and so does drafter 0"),
+    ),
+)
+
 _STEP = (
     Fault(
         "loss-forgets-the-weights",
@@ -380,6 +413,13 @@ _RUN = (
         lost="the run, out of memory after hours",
         cuda=Check("memory", "bytes more after step"),
     ),
+    Fault(
+        "checkpoint-without-masters",
+        what="float32 master weights are not saved",
+        lost="all that bfloat16 rounds away, at every resume",
+        cpu=Check("checkpoint", "master copy of fc.weight is missing"),
+        workload=_BF16,
+    ),
 )
 
 _PROOF = (
@@ -391,7 +431,7 @@ _PROOF = (
     ),
 )
 
-FAULTS: tuple[Fault, ...] = (*_COMPILE, *_STEP, *_EXCHANGE, *_UPDATE, *_RUN, *_PROOF)
+FAULTS: tuple[Fault, ...] = (*_COMPILE, *_DATA, *_STEP, *_EXCHANGE, *_UPDATE, *_RUN, *_PROOF)
 
 NO_FAULT: dict[str, str] = {}
 """Checks of the canary that no patch makes fail, and why."""

@@ -6,10 +6,12 @@ import logging
 import time
 from pathlib import Path
 
+from trainer.canary.definition import judge_definition
 from trainer.canary.evidence import Check, Evidence, Outcome
 from trainer.canary.gate import GateRecord, run_gate
 from trainer.canary.numbers import judge_numbers
 from trainer.canary.rehearsal import rehearse, save_and_load
+from trainer.canary.rows import judge_rows
 from trainer.canary.structure import judge_structure
 from trainer.canary.watchdog import Watchdog, told_to
 from trainer.collector import paused_collector
@@ -41,7 +43,9 @@ def run_canary(settings: Settings, out: Path) -> int:
 def prove(settings: Settings, evidence: Evidence) -> GateRecord:
     """The gate, its structure and its numbers. Raises `InputError`."""
     started = time.monotonic()
+    judge_definition(settings.workload.block_size, evidence)
     record = run_gate(settings)
+    judge_rows(record.parts, evidence)
     log.info("the gate's threads took %.1f s", time.monotonic() - started)
     _failures(record, evidence)
     judge_structure(record, evidence)

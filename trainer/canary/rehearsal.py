@@ -75,6 +75,8 @@ def _problem(weights: dict[str, Tensor], optimizer: dict[str, Tensor], step: int
         if not bool(optimizer[f"exp_avg.{name}"].any()):
             return f"{name} never got a gradient"
         master = optimizer.get(f"master.{name}")
+        if master is None and weight.element_size() < 4:
+            return f"the float32 master copy of {name} is missing"
         if master is not None and not torch.equal(master.to(weight.dtype), weight):
             return f"{name} is not its master copy"
     return None
