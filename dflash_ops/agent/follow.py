@@ -95,6 +95,15 @@ def tell_if_it_waits(conversation: Conversation, folder: RunFolder) -> bool:
     return True
 
 
+def tell_of_disk(conversation: Conversation, folder: RunFolder) -> bool:
+    """Event `disk_low` where its supervisor warned of a full disk; whether it was told."""
+    found = folder.disk_low()
+    if found is None:
+        return False
+    conversation.event("disk_low", run=folder.run, what=found.get("what"))
+    return True
+
+
 def op_follow(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     folder = find_run(conversation.work, args.optional_run())
     wait = args.flag("wait")
@@ -114,13 +123,14 @@ def op_follow(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         ("log", LOG_STREAM, Tail(log.file, start("log"), teller("log"), log.following)),
         ("metrics", METRICS_STREAM, Tail(lambda _: folder.metrics, start("metrics"), teller("metrics"))),
     )
-    told = False
+    told = warned = False
     while True:
         # asked before the files are read: what was written before the end is then read too
         ended = not folder.goes_on
         for _, number, tail in streams:
             for block in tail.read():
                 conversation.data(block, number)
+        warned = warned or tell_of_disk(conversation, folder)
         if ended or not wait:
             break
         told = told or tell_if_it_waits(conversation, folder)

@@ -19,6 +19,9 @@ from .successor import Kind, Outcome, Successor
 from .watch import plain
 from .workdir import WorkDir
 
+DISK_LOW = "disk_low.json"
+"""That the disk is nearly full, as its supervisor saw it."""
+
 
 class RunState(str, enum.Enum):
     RUNNING = "RUNNING"
@@ -178,9 +181,14 @@ class RunFolder:
             "parent": record.get("parent"),
             "next": None if following is None else following.to_json(),
             "last": self._last_step(),
+            "disk_low": self.disk_low(),
             "hint": self._hint() if state is RunState.LOST else None,
             "evidence": (self.log.tail() or None) if state in _EVIDENCE_STATES else None,
         }
+
+    def disk_low(self) -> Optional[Dict[str, Any]]:
+        """What its supervisor said once of a disk that is nearly full."""
+        return read_json(self.path / DISK_LOW)
 
     def _hint(self) -> Optional[str]:
         """How a run ended that left no exit.json, as far as others tell. It decides nothing."""

@@ -27,6 +27,7 @@ from .policy import Policy
 from .processes import ProcessId, become_subreaper, boot_id, boottime_s, children_of, signal_group
 from .restart import Restart
 from .retention import Retention
+from .room import Room
 from .runs import RunFolder, RunState
 from .watch import NON_FINITE, Trouble, Watch
 from .workdir import WorkDir
@@ -76,6 +77,7 @@ class Supervisor:
             last_step=folder.planned_steps(),
         )
         self._notifier = Notifier(folder)
+        self._room = Room(folder, self._warn_of_disk)
         self._trouble: Optional[Trouble] = None
         self._end_at = 0.0
         self._pid = 0
@@ -106,6 +108,7 @@ class Supervisor:
             self._look_for_trouble()
             self._keep_deadline()
             self._keep_checkpoints(self._retention.tend)
+            self._look_at_disk()
             self._sleep(wake)
         self._clear()
         self._drain(wake)
@@ -256,6 +259,18 @@ class Supervisor:
         except OSError as error:
             # the run is worth more than the room
             say(f"checkpoints: {error}")
+
+    def _look_at_disk(self) -> None:
+        try:
+            self._room.look()
+        except OSError as error:
+            say(f"disk: {error}")
+
+    def _warn_of_disk(self, what: str) -> None:
+        say(what)
+        with contextlib.suppress(OSError):
+            WorkDir(self._folder.root).record("disk_low", run=self._folder.run, what=what)
+        self._notifier.tell("disk_low", what)
 
     def _reap(self) -> None:
         """Collects every child that has ended: the job, and orphans of its."""

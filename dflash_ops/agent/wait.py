@@ -7,7 +7,7 @@ from typing import Any, Dict
 
 from .arguments import Arguments
 from .conversation import Conversation
-from .follow import tell_if_it_waits
+from .follow import tell_if_it_waits, tell_of_disk
 from .runs import find_run
 
 _LOOK_S = 0.2
@@ -20,10 +20,11 @@ def op_wait(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     until = time.monotonic() + args.seconds("timeout_s", _FOR_EVER)
     if folder.goes_on:
         conversation.event("waiting", run=folder.run)
-    told = False
+    told, warned = False, tell_of_disk(conversation, folder)
     while folder.goes_on:
         if time.monotonic() >= until:
             return {**folder.summary(), "timed_out": True}
         told = told or tell_if_it_waits(conversation, folder)
+        warned = warned or tell_of_disk(conversation, folder)
         time.sleep(_LOOK_S)
     return {**folder.summary(), "timed_out": False}

@@ -32,7 +32,20 @@ def through_restarts(
         run = following["run"]
 
 
-def tell_wait(event: dict[str, Any], events: Events) -> None:
-    """Passes the agent's word on that a run waits to be started again."""
-    if event["event"] == "starts_again":
-        events.emit("starts_again", **{key: event[key] for key in ("run", "state", "due", "left")})
+class Teller:
+    """Passes the agent's words on that a run waits to be started again, or that its disk is nearly full: once each,
+    also where a link that broke was met again."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._told: set[tuple[str, str]] = set()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        keys = TOLD.get(event["event"])
+        if keys is None or (event["event"], str(event["run"])) in self._told:
+            return
+        self._told.add((event["event"], str(event["run"])))
+        self._events.emit(event["event"], **{key: event[key] for key in keys})
+
+
+TOLD = {"starts_again": ("run", "state", "due", "left"), "disk_low": ("run", "what")}

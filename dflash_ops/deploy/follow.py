@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dflash_ops.deploy.chain import tell_wait
+from dflash_ops.deploy.chain import Teller
 from dflash_ops.deploy.lines import LineSplitter
 from dflash_ops.deploy.reconnect import reconnecting
 from dflash_ops.deploy.session import Session
@@ -49,13 +49,14 @@ def follow(
     lines = LineSplitter(on_line)
     records = LineSplitter(lambda text: _record(text, on_step))
     splitters = (lines, records)
+    tell = Teller(session.events)
 
     def on_data(stream: int, data: bytes) -> None:
         splitters[stream].feed(data)
         cursors.moved(stream, len(data))
 
     def on_event(event: dict[str, Any]) -> None:
-        tell_wait(event, session.events)
+        tell(event)
         if event["event"] == "generation":
             cursors.named(event["stream"]).update(generation=event["generation"], offset=event["offset"])
             if event.get("skipped"):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dflash_ops.deploy.chain import tell_wait, through_restarts
+from dflash_ops.deploy.chain import Teller, through_restarts
 from dflash_ops.deploy.collecting import Choice, Collector
 from dflash_ops.deploy.endings import doubtful
 from dflash_ops.deploy.events import Events
@@ -57,6 +57,7 @@ def bring_home(
     def tell(text: str) -> None:
         events.emit("notice", text=text)
 
+    passed_on = Teller(events)
     with bringing_home(folder, wait=tell if patient else None):
         events.keep_in(folder / "events.ndjson")
         collector = Collector(session, run, folder, events, choice)
@@ -68,8 +69,8 @@ def bring_home(
                     return conversation.request("status", {"run": run})
                 if listing.state != RUNNING:
                     # ends once it is decided whether its host starts it again
-                    return conversation.request("wait", {"run": run}, on_event=lambda event: tell_wait(event, events))
-                conversation.request("wait", {"run": run, "timeout_s": LOOK_S})
+                    return conversation.request("wait", {"run": run}, on_event=passed_on)
+                conversation.request("wait", {"run": run, "timeout_s": LOOK_S}, on_event=passed_on)
 
         status = reconnecting(session, bring, then="what is here is kept")
         write_json(folder / "status.json", status)

@@ -46,6 +46,7 @@ def _lines(folder: Path) -> Iterator[str]:
         ("exit", _ending(status.get("exit"))),
         ("ended by its supervisor", why(status.get("exit"))),
         ("lost", status.get("hint")),
+        ("disk", (status.get("disk_low") or {}).get("what")),
         ("goes on with", _origin(run, _read(folder / "settings.json"))),
         ("went on as", (status.get("next") or {}).get("run")),
     ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from dflash_ops.deploy.chain import tell_wait, through_restarts
+from dflash_ops.deploy.chain import Teller, through_restarts
 from dflash_ops.deploy.reconnect import GIVE_UP_S, reconnecting
 from dflash_ops.deploy.session import Session
 from dflash_ops.errors import ExitCode, OpsError
@@ -24,13 +24,14 @@ def wait(session: Session, run: str | None, *, timeout_s: float | None) -> dict[
 
 def _wait(session: Session, run: str | None, deadline: float | None) -> dict[str, Any]:
     found, told = run, False
+    tell = Teller(session.events)
 
     def left() -> float | None:
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
     def on_event(event: dict[str, Any]) -> None:
         nonlocal found, told
-        tell_wait(event, session.events)
+        tell(event)
         found = event["run"]
         if event["event"] == "waiting" and not told:
             session.events.emit("waiting", run=found)

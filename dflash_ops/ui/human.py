@@ -79,6 +79,7 @@ class HumanView:
                 f"restart  run {escape(str(e['run']))} ended {escape(str(e['state']))}; its host starts it again at "
                 f"{utc(e['due'])} ({e['left']} more after that)"
             ),
+            "disk_low": lambda e: self._say(f"[yellow]warn[/]     {escape(str(e['what']))}"),
             "restarted": lambda e: self._say(
                 f"restart  its host started it again as run [bold]{escape(str(e['child']))}[/] ({e['left']} more left)"
             ),
@@ -267,6 +268,8 @@ class HumanView:
         self._say_why(event.get("exit"))
         if event.get("hint"):
             self._say(f"  lost: {escape(str(event['hint']))}")
+        if event.get("disk_low"):
+            self._say(f"  [yellow]disk[/] {escape(str(event['disk_low'].get('what')))}")
         if event.get("skipped_canary"):
             self._say(f"  [bold red]without a canary[/]: {escape(event['skipped_canary'])}")
         if event.get("parent"):

@@ -71,6 +71,44 @@ def supervisor_of(work: Path) -> int:
     return int(json.loads((work / "runs/one/state.json").read_text())["supervisor"]["pid"])
 
 
+@pytest.mark.parametrize("small_disk", ["20m"], indirect=True)
+def test_a_disk_that_is_nearly_full_is_told_once(small_disk: Path, release: Packed, web: Web) -> None:
+    work = small_disk
+    with Agent(work) as agent:
+        agent.call("stage", digest=release.digest, size=len(release.archive), upload=release.archive)
+        launch(agent, release, {"webhook": web.url}, {"keep_last": None}, forever=True)
+        eventually(lambda: "ready" in agent.call("follow", run="one").log)
+        checkpoints = work / "runs/one/out/checkpoints"
+        save(checkpoints, 1, 4 << 20)
+        # room for three more: nothing is said
+        save(checkpoints, 2, 4 << 20)
+        assert agent.call("status", run="one").result["disk_low"] is None
+        save(checkpoints, 3, 4 << 20)
+        eventually(lambda: web.bodies)
+        told = web.events[0]
+        assert (told["event"], told["run"], told["state"]) == ("disk_low", "one", "RUNNING")
+        assert "and a checkpoint takes 4.0 MiB: there is room for one" in told["reason"]
+        eventually(lambda: agent.call("status", run="one").result["disk_low"])
+        assert agent.call("status", run="one").result["disk_low"]["what"] == told["reason"]
+        for op in ("follow", "wait"):
+            events = agent.call(op, run="one", **({"timeout_s": 0} if op == "wait" else {})).events
+            assert [event["what"] for event in events if event["event"] == "disk_low"] == [told["reason"]]
+        save(checkpoints, 4, 2 << 20)
+        agent.call("stop", run="one", grace_s=20)
+        eventually(lambda: len(web.bodies) == 2)
+    assert [event["event"] for event in web.events] == ["disk_low", "ended"]
+
+
+def save(checkpoints: Path, step: int, size: int) -> None:
+    """As a trainer does it: renamed once it is whole."""
+    part = checkpoints / f"step-{step:06d}.part"
+    part.mkdir(parents=True)
+    (part / "model.safetensors").write_bytes(bytes(size))
+    entry = {"path": "model.safetensors", "size": size, "sha256": "0" * 64, "role": "weights"}
+    (part / "manifest.json").write_text(json.dumps({"v": 1, "kind": "checkpoint", "step": step, "files": [entry]}))
+    part.rename(part.with_suffix(""))
+
+
 def test_a_webhook_gets_the_end_though_it_fails_at_first(agent: Agent, work: Path, staged: Packed, web: Web) -> None:
     web.answers = [503]
     launch(agent, staged, {"webhook": web.url}, exit=3)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dflash_ops.deploy.amounts import number, sized
-from dflash_ops.deploy.events import Event
+from dflash_ops.deploy.chain import Teller
+from dflash_ops.deploy.events import Event, Events
 from dflash_ops.ui.human import HumanView
 
 DIGEST = "4f465bfaaca0ea807d66b57229bb8f0d6bc7b4057ed271af1052e339f1bd61b3"
@@ -41,6 +42,14 @@ def test_a_digest_is_short_where_nobody_types_it(capfd: pytest.CaptureFixture[st
     assert "4f465bfaaca0 (2.0 KiB): current" in shown({**item, "kind": "release", "name": DIGEST}, capfd)
     run = "20261129-151233-quickstart-7f3a"
     assert run in shown({**item, "kind": "run", "name": run}, capfd)
+
+
+def test_a_full_disk_is_told_once_though_the_link_broke(capfd: pytest.CaptureFixture[str]) -> None:
+    tell = Teller(Events(HumanView()))
+    for _ in range(2):
+        tell({"event": "disk_low", "run": "a", "what": "there is room for one"})
+        tell({"event": "generation", "run": "a"})
+    assert capfd.readouterr().err.count("there is room for one") == 1
 
 
 def test_amounts() -> None:
