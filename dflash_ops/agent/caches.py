@@ -1,4 +1,4 @@
-"""What the work directory has beside runs and releases, how large it is, and who has it: assets, kernels, agents."""
+"""What the work directory has beside runs and releases, how large it is, and who has it: assets, caches, agents."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from .workdir import WorkDir
 
 TRASH = ".trash"
 PREPARED = "prepared"
+_KEPT = (PREPARED, "tuning")
+"""Of the trainers' cache: prepared data have rules of their own, what `tune` measured is small and took long."""
 _UPLOAD_S = 86400.0
 """An upload that broke off may go on where it was for so long."""
 
@@ -39,14 +41,14 @@ def used_bytes(path: Path) -> int:
     return total * 512
 
 
-def kernels(work: WorkDir) -> List[Path]:
-    """What the trainers keep in their cache beside prepared data: kernels that were compiled."""
-    return [path for path in entries(work.cache) if path.name != PREPARED]
+def made(work: WorkDir) -> List[Path]:
+    """What the trainers made for themselves and would make again: compiled kernels, converted targets."""
+    return [path for path in entries(work.cache) if path.name not in _KEPT]
 
 
 def sizes(work: WorkDir) -> Dict[str, int]:
-    """Bytes of each kind. It looks at every file: kernels may be many thousands."""
-    places = {"assets": entries(work.assets), "prepared": entries(work.cache / PREPARED), "kernels": kernels(work)}
+    """Bytes of each kind. It looks at every file: compiled kernels may be many thousands."""
+    places = {"assets": entries(work.assets), "prepared": entries(work.cache / PREPARED), "caches": made(work)}
     return {kind: sum(used_bytes(path) for path in paths) for kind, paths in places.items()}
 
 
@@ -112,8 +114,8 @@ def living_agents(work: WorkDir) -> Set[str]:
     return found
 
 
-def why_kernels_stay(running: Optional[str], asked: bool) -> Optional[str]:
-    """None: they may go. `running`: who may be compiling now."""
+def why_caches_stay(running: Optional[str], asked: bool) -> Optional[str]:
+    """None: they may go. `running`: who may be using them now."""
     if running is not None:
-        return f"{running} may be using them"
-    return None if asked else "compiled anew they take minutes: `dflash-ops prune --kernels` removes them"
+        return f"{running} may be using it"
+    return None if asked else "it takes minutes to make anew: `dflash-ops prune --caches` removes it"

@@ -28,7 +28,7 @@ class Item:
     """One thing of this host. `bytes`: what it takes on the disk."""
 
     kind: str
-    """run, release, asset, prepared, kernels, agent or leftover."""
+    """run, release, asset, prepared, cache, agent or leftover."""
     name: str
     path: Path
     fate: str
@@ -43,14 +43,14 @@ class Item:
 @dataclass(frozen=True)
 class Limits:
     """How many of each stay, the newest. `collected`: runs that the client has; None: it does not matter.
-    `kernels`: whether compiled kernels go."""
+    `caches`: whether what trainers made for themselves goes."""
 
     runs: int
     releases: int
     prepared: int
     collected: Optional[Set[str]]
     assets: int = 0
-    kernels: bool = False
+    caches: bool = False
 
 
 def op_prune(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
@@ -62,7 +62,7 @@ def op_prune(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         args.size("keep_prepared"),
         None if args.values.get("collected") is None else set(args.names("collected")),
         args.size("keep_assets"),
-        args.flag("kernels"),
+        args.flag("caches"),
     )
     if args.flag("dry_run"):
         return {"items": [item.to_json() for item in plan(work, limits)]}
@@ -85,7 +85,7 @@ def plan(work: WorkDir, limits: Limits) -> List[Item]:
         *_releases(work, limits, staying),
         *_prepared(work, limits, staying),
         *_assets(work, limits, staying),
-        *_kernels(work, limits, staying),
+        *_caches(work, limits, staying),
         *_agents(work),
     ]
 
@@ -212,12 +212,12 @@ def _assets(work: WorkDir, limits: Limits, staying: List[RunFolder]) -> Iterator
             yield _item("asset", path, why, f"older than the {limits.assets} newest, and no run that stays has it")
 
 
-def _kernels(work: WorkDir, limits: Limits, staying: List[RunFolder]) -> Iterator[Item]:
+def _caches(work: WorkDir, limits: Limits, staying: List[RunFolder]) -> Iterator[Item]:
     running = [f"run {folder.run}" for folder in staying if folder.goes_on]
     running += [f"{lease.kind} {lease.owner}" for lease in leases(work)]
-    why = caches.why_kernels_stay(next(iter(running), None), limits.kernels)
-    for path in caches.kernels(work):
-        yield _item("kernels", path, why, "the next canary compiles them anew")
+    why = caches.why_caches_stay(next(iter(running), None), limits.caches)
+    for path in caches.made(work):
+        yield _item("cache", path, why, "it was asked for; the next canary makes it anew")
 
 
 def _agents(work: WorkDir) -> Iterator[Item]:

@@ -19,7 +19,7 @@ COUNT = click.IntRange(min=0)
 @click.option("--keep-releases", type=COUNT, default=3, show_default=True, help="Newest releases that stay.")
 @click.option("--keep-prepared", type=COUNT, default=2, show_default=True, help="Newest prepared data that stay.")
 @click.option("--keep-assets", type=COUNT, default=2, show_default=True, help="Newest uploaded assets that stay.")
-@click.option("--kernels", is_flag=True, help="Compiled kernels go too: the next canary compiles them anew.")
+@click.option("--caches", is_flag=True, help="Compiled kernels and converted targets go too; made anew when needed.")
 @click.option("--uncollected", is_flag=True, help="Old runs go though they are not whole on this workstation.")
 @click.option("--dry-run", is_flag=True, help="Show what would go, and why everything else stays.")
 @command_end
@@ -34,7 +34,7 @@ def command(
     keep_releases: int,
     keep_prepared: int,
     keep_assets: int,
-    kernels: bool,
+    caches: bool,
     uncollected: bool,
     dry_run: bool,
 ) -> None:
@@ -50,6 +50,6 @@ def command(
 
     chosen = chosen_host(events, host, inventory)
     with Session(chosen, events) as session:
-        limits = Limits(keep_runs, keep_releases, keep_prepared, keep_assets, kernels)
+        limits = Limits(keep_runs, keep_releases, keep_prepared, keep_assets, caches)
         result.update(prune(session, events, runs, limits, uncollected=uncollected, dry_run=dry_run))
     events.emit("pruned", host=chosen.name, dry_run=dry_run, **result)

@@ -19,7 +19,7 @@ LOW_FREE_BYTES = 5 << 30
 MIN_FREE_INODES = 2000
 MAX_CLOCK_SKEW_S = 60.0
 BUSY_GPU_SHARE = 0.05
-CACHES = {"assets": "assets", "prepared": "prepared data", "kernels": "compiled kernels"}
+CACHES = {"assets": "assets", "prepared": "prepared data", "caches": "compiled kernels and the like"}
 """What the agent measures, and what people call it."""
 
 

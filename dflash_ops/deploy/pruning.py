@@ -1,4 +1,4 @@
-"""Making room on a host: old runs that are home, old releases, assets, prepared data and agents, kernels if asked."""
+"""Making room on a host: old runs that are home, old releases, assets, prepared data and agents, caches if asked."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dflash_ops.transport import Conversation
 
 @dataclass(frozen=True)
 class Limits:
-    """How many of each stay, the newest. `kernels`: whether those that were compiled go."""
+    """How many of each stay, the newest. `caches`: whether compiled kernels and converted targets go."""
 
     runs: int
     releases: int
     prepared: int
     assets: int
-    kernels: bool
+    caches: bool
 
 
 def prune(
@@ -43,7 +43,7 @@ def prune(
                 "keep_releases": limits.releases,
                 "keep_prepared": limits.prepared,
                 "keep_assets": limits.assets,
-                "kernels": limits.kernels,
+                "caches": limits.caches,
                 "collected": None if uncollected else _collected(conversation, events, runs, limits.runs),
                 "dry_run": dry_run,
             },

@@ -233,19 +233,20 @@ def test_assets_of_runs_that_stay_and_of_jobs_that_live_stay(host: Host) -> None
     assert host.going(Limits(1, 0, 0, None, assets=1)) == {"old", gone.name, "b" * 64 + ".part"}
 
 
-def test_kernels_go_when_asked_and_nobody_runs(host: Host) -> None:
+def test_caches_go_when_asked_and_nobody_runs(host: Host) -> None:
     for name in ("inductor", "other"):
         (host.work.cache / name / "ab").mkdir(parents=True)
         (host.work.cache / name / "ab" / "kernel.so").write_bytes(b"x" * 10_000)
     assert host.going() == set()
-    assert "prune --kernels" in host.fates()["inductor"][1]
-    asked = Limits(0, 0, 0, None, kernels=True)
+    (host.work.cache / "tuning").mkdir()
+    assert "prune --caches" in host.fates()["inductor"][1]
+    asked = Limits(0, 0, 0, None, caches=True)
     assert host.going(asked) == {"inductor", "other"}
     (item,) = [item for item in plan(host.work, asked) if item.name == "other"]
-    assert (item.kind, item.bytes >= 10_000) == ("kernels", True)
+    assert (item.kind, item.bytes >= 10_000) == ("cache", True)
     assert (pruning.removed(host.work, item).fate, item.path.exists()) == ("goes", False)
     host.run("running", running=True)
-    assert host.fates(asked)["inductor"] == ("stays", "run running may be using them")
+    assert host.fates(asked)["inductor"] == ("stays", "run running may be using it")
 
 
 def test_agents_that_nobody_is_go(agent: Agent, work: Path) -> None:

@@ -179,13 +179,13 @@ def test_assets_to_come_count_and_what_is_there_is_told() -> None:
     playbook = load_playbook("quickstart", sets=("training.steps=1000", "training.checkpoint_every=100"))
     footprint = {
         "checkpoint": {"bytes": GIB, "run": "before"},
-        "caches": {"assets": 3 * GIB, "prepared": 0, "kernels": GIB // 2},
+        "caches": {"assets": 3 * GIB, "prepared": 0, "caches": GIB // 2},
     }
     facts = {**FACTS, "disk_free_bytes": 20 * GIB}
     fits, there = examine_disk(HOST, facts, footprint, playbook, coming=4 * GIB)
     assert fits.level is Level.OK
     assert "and 4.0 GiB of assets to come: 9.0 GiB of 20.0 GiB free" in fits.what
-    assert "assets 3.0 GiB, prepared data 0 B, compiled kernels 512.0 MiB" in there.what
+    assert "assets 3.0 GiB, prepared data 0 B, compiled kernels and the like 512.0 MiB" in there.what
     full, _ = examine_disk(HOST, facts, footprint, playbook, coming=16 * GIB)
     assert full.level is Level.BLOCKER
 
