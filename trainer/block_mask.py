@@ -17,11 +17,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import BlockMask
 
 from trainer.anchors import Anchors
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+_TILE = 128
 
 
 def context_limits(anchors: Anchors, lengths: Tensor) -> Tensor:
@@ -56,23 +57,56 @@ def block_mask_mod(limits: Tensor, seq_len: int, block_size: int) -> MaskMod:
     return mask_mod
 
 
-def flex_block_mask(anchors: Anchors, lengths: Tensor, seq_len: int, block_size: int) -> BlockMask:
-    """The mask for flex attention, on the anchors' device; build it outside a compiled region."""
-    return flex_mask_of(context_limits(anchors, lengths), seq_len, block_size)
+class FlexMask:
+    """Makes the flex attention mask of one bucket from `context_limits`, long [N, `slots`].
 
-
-def flex_mask_of(limits: Tensor, seq_len: int, block_size: int) -> BlockMask:
-    """The same from `context_limits`, which the mask goes on reading.
-
-    The tile size stays at flex attention's 128: the drafter's block size there fails in Inductor's lowering.
+    The same as `create_block_mask` gives, without ever having the mask itself (92 million entries at 3072 tokens and
+    512 blocks of 16): a tile's count of visible entries is a sum over slots. Only kernels of its device, no value comes
+    to the host, so that it may be inside a CUDA graph. The tile size stays at flex attention's 128: the drafter's block
+    size there fails in Inductor's lowering.
     """
-    rows, count = limits.shape
-    queries = count * block_size
-    return create_block_mask(
-        block_mask_mod(limits, seq_len, block_size),
-        B=rows,
-        H=None,
-        Q_LEN=queries,
-        KV_LEN=seq_len + queries,
-        device=limits.device,
-    )
+
+    def __init__(self, seq_len: int, block_size: int, slots: int, device: torch.device) -> None:
+        self._seq_len = seq_len
+        self._block_size = block_size
+        queries = slots * block_size
+        self._lengths = (queries, seq_len + queries)
+        slot_starts = torch.arange(slots, device=device) * block_size
+        query_tiles = torch.arange(-(-queries // _TILE), device=device) * _TILE
+        self._key_tiles = torch.arange(-(-self._lengths[1] // _TILE), device=device) * _TILE
+        # how many of a tile's queries are of a slot, and how many of a tile's keys: float32, whose products are exact
+        self._queries = _overlap(query_tiles[:, None], slot_starts, block_size).float()
+        self._own = _overlap(self._key_tiles, seq_len + slot_starts[:, None], block_size)
+
+    def __call__(self, limits: Tensor) -> BlockMask:
+        """The mask of `limits`, which it goes on reading."""
+        context = (limits[:, :, None] - self._key_tiles).clamp(0, _TILE)
+        visible = self._queries @ (context + self._own).float()
+        full = visible == _TILE * _TILE
+        tiles = torch.stack([(visible > 0) & ~full, full])[:, :, None].to(torch.int32)
+        (kv_counts, kv_tiles), (q_counts, q_tiles) = _in_order(tiles), _in_order(tiles.transpose(-2, -1))
+        return BlockMask(
+            seq_lengths=self._lengths,
+            kv_num_blocks=kv_counts[0],
+            kv_indices=kv_tiles[0],
+            full_kv_num_blocks=kv_counts[1],
+            full_kv_indices=kv_tiles[1],
+            q_num_blocks=q_counts[0],
+            q_indices=q_tiles[0],
+            full_q_num_blocks=q_counts[1],
+            full_q_indices=q_tiles[1],
+            BLOCK_SIZE=(_TILE, _TILE),
+            mask_mod=block_mask_mod(limits, self._seq_len, self._block_size),
+        )
+
+
+def _overlap(tiles: Tensor, starts: Tensor, length: int) -> Tensor:
+    """How much of [start, start + length) lies in each tile."""
+    ends = torch.minimum(tiles + _TILE, starts + length)
+    return (ends - torch.maximum(tiles, starts)).clamp(min=0)
+
+
+def _in_order(tiles: Tensor) -> tuple[Tensor, Tensor]:
+    """Of 0/1 entries: each row's count, and its columns, those with a 1 first, both int32."""
+    counts = tiles.sum(dim=-1, dtype=torch.int32)
+    return counts, torch.argsort(tiles, dim=-1, descending=True, stable=True).to(torch.int32)

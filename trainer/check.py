@@ -17,7 +17,8 @@ from trainer.mask_token import refuse_mask_in_data
 from trainer.placement import place
 from trainer.prepare import PREPARED, prepare_key, prompts_path
 from trainer.prompts import read_prompts
-from trainer.settings import CONTRACT, Settings
+from trainer.settings import AUTO, CONTRACT, Settings
+from trainer.strategy import strategy_of
 from trainer.tune.table import needs_tuning
 
 
@@ -83,7 +84,9 @@ def check(settings: Settings, out: Path) -> list[InputError]:
     prepare: dict[str, str] | None = None
     tune: dict[str, str] | None = None
     with problems.collect():
-        place(settings.workload, torch.cuda.device_count())
+        placement = place(settings.workload, torch.cuda.device_count())
+        if settings.workload.strategy != AUTO:
+            strategy_of(settings.workload, placement)
     with problems.collect():
         facts = target_facts(settings)
     with problems.collect():

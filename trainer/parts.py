@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainer.assets import resolve_asset
 from trainer.checkpoint import load_checkpoint, load_resume
-from trainer.compile import STRATEGIES, Strategy
+from trainer.compile import Strategy
 from trainer.data import HeldOut, TrainingData
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.errors import InputError
@@ -26,6 +26,7 @@ from trainer.prepare import read_held_out
 from trainer.sampler import FixedOrder, RowOrder, Sampler, Schedule, derive_seed
 from trainer.settings import Settings
 from trainer.step import FrozenHead
+from trainer.strategy import strategy_of
 from trainer.target import Target
 from trainer.target_files import target_folder
 from trainer.workers import BatchMaker
@@ -125,7 +126,7 @@ def load_parts(settings: Settings, *, longest_first: bool = False) -> Parts:
         frozen={device: frozen_head(_near(targets, device), device, dtype) for device in placement.drafters},
         drafter=config,
         dtype=dtype,
-        strategy=STRATEGIES[work.strategy],
+        strategy=strategy_of(work, placement),
         schedule=schedule,
         data=data,
         order=order,

@@ -42,6 +42,8 @@ def build_replica(parts: Parts, worker: int) -> DrafterReplica:
         buckets=work.buckets,
         rows=work.batch_size,
         slots=work.anchors,
+        accumulation=work.accumulation,
+        replicas=work.drafter_threads,
         name=f"drafter_{worker}",
     )
     return DrafterReplica(drafter, step, optimizer)

@@ -143,7 +143,9 @@ class Workload:
     target_devices: str | tuple[str, ...] = _key(_devices, "auto")
     dtype: str = _key(_choice("float32", "bfloat16"), "bfloat16")
     target_dtype: str = _key(_choice("float32", "bfloat16"), "bfloat16")
-    strategy: str = _key(_choice("eager", "default", "reduce-overhead", AUTO), "reduce-overhead")
+    strategy: str = _key(
+        _choice("eager", "default", "reduce-overhead", "reduce-overhead-trees", "whole-step", AUTO), "reduce-overhead"
+    )
     block_size: int = _key(_integer(2), 16)
     anchors: int = _key(_integer(1), 512)
     buckets: tuple[int, ...] = _key(_list(_integer(2), "an ascending list of integers >= 2", ascending=True), (3072,))

@@ -14,7 +14,7 @@ so it is known before any forward: the loss, and each gradient, is the weighted 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
 from trainer.anchors import Anchors, block_token_ids
-from trainer.block_mask import context_limits, dense_mask_of, flex_mask_of
-from trainer.compile import CompiledStep, Loss, Optimizer, Prepared, StepDefinition, Strategy, compiled_step
+from trainer.block_mask import FlexMask, context_limits, dense_mask_of
+from trainer.compile import Loss, Optimizer, Prepared, StepDefinition, StepPlan, Strategy, compiled_step
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.loss import block_loss
 
@@ -119,20 +119,22 @@ MaskOf = Callable[[Tensor], Tensor | BlockMask]
 """The mask of given context limits, long [N, A]."""
 
 
-def mask_builder(device: torch.device, seq_len: int, block_size: int, *, compiled: bool) -> MaskOf:
-    """How a step makes its mask: for flex attention in compiled code on CUDA, dense for SDPA everywhere else.
+def mask_builder(device: torch.device, seq_len: int, block_size: int, slots: int, *, compiled: bool) -> MaskOf:
+    """How a step makes its masks: for flex attention in compiled code on CUDA, dense for SDPA everywhere else.
 
     Flex attention has no backward on a CPU, and uncompiled it holds all scores of all heads at once.
     """
-    build = flex_mask_of if compiled and device.type == "cuda" else dense_mask_of
-    return lambda limits: build(limits, seq_len, block_size)
+    if compiled and device.type == "cuda":
+        return FlexMask(seq_len, block_size, slots, device)
+    return lambda limits: dense_mask_of(limits, seq_len, block_size)
 
 
 class DrafterStep:
     """A drafter replica's `TrainingStep`, compiled by `strategy` for the buckets; belongs to one thread.
 
     Build it in that thread, inside the gate; `name` must differ between workers. `rows` and `slots` are a micro-batch's
-    rows and a row's anchor slots. Drafter and optimiser are left as they were (`compile.compiled_step`).
+    rows and a row's anchor slots, `replicas` exchange their gradients. Drafter and optimiser are left as they were
+    (`compile.compiled_step`).
     """
 
     def __init__(
@@ -145,20 +147,25 @@ class DrafterStep:
         buckets: Sequence[int],
         rows: int,
         slots: int,
+        accumulation: int,
+        replicas: int,
         name: str,
     ) -> None:
-        device, dtype = frozen.embed_weight.device, frozen.embed_weight.dtype
+        config, device, dtype = drafter.config, frozen.embed_weight.device, frozen.embed_weight.dtype
+        masks = {
+            each: mask_builder(device, each, config.block_size, slots, compiled=strategy.compiles) for each in buckets
+        }
         definition = StepDefinition(
             module=drafter,
             loss=_loss(drafter, frozen),
             optimizer=optimizer,
-            prepare=_prepare(drafter.config, compiled=strategy.compiles),
+            prepare=_prepare(config, masks),
             constants=(frozen.embed_weight, frozen.head_weight),
         )
         normaliser = torch.ones((), device=device)
-        blanks = [blank_batch(drafter.config, each, rows, slots, device=device, dtype=dtype) for each in buckets]
-        examples = [(*each.tensors(), normaliser) for each in blanks]
-        self._step: CompiledStep = compiled_step(definition, strategy, examples, name=name)
+        blanks = [blank_batch(config, each, rows, slots, device=device, dtype=dtype) for each in buckets]
+        examples = tuple((*each.tensors(), normaliser) for each in blanks)
+        self._step = compiled_step(StepPlan(definition, examples, accumulation, replicas, name), strategy)
 
     @property
     def rate(self) -> Tensor:
@@ -180,7 +187,7 @@ class DrafterStep:
         return self._step.update()
 
 
-def _prepare(config: DrafterConfig, *, compiled: bool) -> Callable[..., Prepared]:
+def _prepare(config: DrafterConfig, masks: Mapping[int, MaskOf]) -> Callable[..., Prepared]:
     def prepare(  # noqa: PLR0917 -- the order of Batch.tensors
         input_ids: Tensor,
         lengths: Tensor,
@@ -194,7 +201,7 @@ def _prepare(config: DrafterConfig, *, compiled: bool) -> Callable[..., Prepared
         anchors, size = Anchors(positions, keep), config.block_size
         ids = block_token_ids(input_ids, anchors, size, config.mask_token_id)
         limits = context_limits(anchors, lengths)
-        mask = mask_builder(limits.device, input_ids.shape[1], size, compiled=compiled)(limits)
+        mask = masks[input_ids.shape[1]](limits)
         # the mask goes on reading `limits`
         return Prepared((ids, features, positions, mask, labels, weights, normaliser), read=(limits,))
 

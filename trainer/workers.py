@@ -7,10 +7,9 @@ bounded queue. A drafter worker owns one replica. The first exception anywhere e
 from __future__ import annotations
 
 import abc
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,7 +18,7 @@ import torch
 from trainer.abort import Abort
 from trainer.anchors import Anchors, sample_anchors
 from trainer.board import StepBoard, WorkerReport
-from trainer.compile import Gate
+from trainer.compile import Gate, own_device
 from trainer.data import Rows, TrainingData
 from trainer.exchange import Exchange
 from trainer.loss import block_labels
@@ -27,17 +26,6 @@ from trainer.queues import Assignment, Assignments, OrderedQueue
 from trainer.sampler import RowOrder, derive_seed
 from trainer.step import Batch, StepStats, TrainingStep
 from trainer.target import Target
-
-
-@contextlib.contextmanager
-def on_device(device: torch.device) -> Iterator[None]:
-    """Make `device` the thread's current one, with a stream of its own, and keep the backward in this thread."""
-    with contextlib.ExitStack() as stack:
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-            stack.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
-            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        yield
 
 
 class Worker(threading.Thread, abc.ABC):
@@ -54,7 +42,7 @@ class Worker(threading.Thread, abc.ABC):
         try:
             # a per-thread value in OpenMP, and one that compiled code is guarded on: set once, here
             torch.set_num_threads(self._cpu_threads)
-            with on_device(self.device):
+            with own_device(self.device):
                 self.work()
         except BaseException as error:  # whatever ends a worker must end the run
             self._abort.fail(self.name, error)

@@ -41,7 +41,9 @@ class Workload(Model):
     """The drafter's parameters and activations."""
     target_dtype: Dtype = "bfloat16"
     """The target's."""
-    strategy: Literal["eager", "default", "reduce-overhead", "auto"] = "reduce-overhead"
+    strategy: Literal["eager", "default", "reduce-overhead", "reduce-overhead-trees", "whole-step", "auto"] = (
+        "reduce-overhead"
+    )
     """How the drafter step is compiled; auto: the fastest right one that `tune` measured on these GPUs."""
     block_size: Annotated[int, Field(ge=2)] = 16
     """Anchor + masks, in tokens."""

@@ -253,7 +253,7 @@ BUNDLED = [
         ("compile-outside-gate", "compile/strategies/reduce_overhead.py"),
     ),
     (
-        "workers.py",
+        "compile/thread.py",
         "            torch.cuda.set_device(device)\n",
         "",
         ("worker-without-device", "compile/strategies/reduce_overhead.py"),
@@ -277,9 +277,9 @@ BUNDLED = [
         ("mark-step-in-thread", "compile/separate.py"),
     ),
     (
-        "compile/separate.py",
-        'private_function(self._definition.loss, f"{self._name}_bucket_{len(self._compiled)}")',
-        "self._definition.loss",
+        "compile/base_step.py",
+        'private_function(plan.definition.loss, f"{plan.name}_bucket_{index}")',
+        "plan.definition.loss",
         ("shared-code-object", "compile/strategies/reduce_overhead.py"),
     ),
     (

@@ -11,7 +11,7 @@ from .errors import InputError, nearest
 
 Check = Callable[[Any], Optional[str]]
 T = TypeVar("T")
-STRATEGIES = ("eager", "default", "reduce-overhead")
+STRATEGIES = ("eager", "default", "reduce-overhead", "reduce-overhead-trees", "whole-step")
 AUTO = "auto"
 
 

@@ -13,12 +13,8 @@ from tests.trainer.test_exchange import CONFIG, batches, in_threads
 from trainer.abort import Abort
 from trainer.compile import (
     STRATEGIES,
-    CompiledStep,
     CompileLog,
     Gate,
-    Prepared,
-    StepDefinition,
-    compiled_step,
     gate_holder,
     private_function,
     steady_phase,
@@ -147,62 +143,6 @@ def test_a_worker_that_dies_before_the_gate_opens_releases_the_others() -> None:
         gate.pass_through()
 
 
-def module_step(strategy: str, name: str) -> tuple[torch.nn.Module, MasterAdamW, CompiledStep]:
-    """A module that has nothing to do with drafters, and that remembers each forward."""
-    torch.manual_seed(4)
-    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
-    unused = torch.nn.Parameter(torch.ones(2))
-    module.register_parameter("unused", unused)
-
-    def loss(inputs: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        found = module(inputs).square().mean()
-        return found * scale, found
-
-    optimizer = MasterAdamW(list(module.named_parameters()), betas=(0.9, 0.95), weight_decay=0.0, clip=1.0)
-    definition = StepDefinition(module, loss, optimizer, prepare=lambda *given: Prepared(given))
-    examples = [(torch.ones(rows, 3), torch.ones(())) for rows in (4, 6)]
-    return module, optimizer, compiled_step(definition, STRATEGIES[strategy], examples, name=name)
-
-
-def test_warm_up_leaves_no_trace() -> None:
-    torch.manual_seed(4)
-    state = torch.get_rng_state()
-    module, optimizer, step = module_step("eager", "traceless")
-    found = {name: each.clone() for name, each in module.state_dict().items()}
-    torch.set_rng_state(state)
-    fresh = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
-    after = torch.get_rng_state()
-    for name, each in fresh.state_dict().items():
-        assert torch.equal(found[name], each), name
-    assert not any(each.any() for each in optimizer.state_tensors().values())
-    assert not any(each.any() for each in step.gradients) and not step.rate
-    torch.manual_seed(4)
-    module_step("eager", "traceless_too")
-    assert torch.equal(torch.get_rng_state(), after)
-
-
-def test_a_step_of_any_module_accumulates_and_updates() -> None:
-    module, _, step = module_step("eager", "any")
-    plain, _, _ = module_step("eager", "plain")
-    step.rate.fill_(0.1)
-    reference = torch.optim.AdamW(plain.parameters(), lr=0.1, betas=(0.9, 0.95), weight_decay=0.0)
-    for turn in range(2):
-        given = [torch.full((4, 3), 0.5) * torch.arange(3), torch.linspace(-1, 1, 18).view(6, 3)]
-        reference.zero_grad()
-        for number, each in enumerate(given, 1):
-            seen = step.accumulate(each, torch.tensor(0.5), first=number == 1, last=number == 2)
-            found = plain(each).square().mean()
-            (found * 0.5).backward()
-            torch.testing.assert_close(seen, found.detach())
-        assert not step.gradients[0].any(), "nothing uses the first parameter"
-        used = [each.grad for each in plain.parameters() if each.grad is not None]
-        torch.testing.assert_close(step.gradients[1:], used)
-        torch.testing.assert_close(step.update(), torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0))
-        reference.step()
-        torch.testing.assert_close(dict(module.state_dict()), dict(plain.state_dict()))
-        assert module[1].num_batches_tracked == 2 * (turn + 1)
-
-
 @pytest.mark.compiles
 @pytest.mark.slow
 def test_a_compiled_drafter_equals_an_eager_one_and_warm_up_leaves_no_trace() -> None:
@@ -211,13 +151,24 @@ def test_a_compiled_drafter_equals_an_eager_one_and_warm_up_leaves_no_trace() ->
     # one layer: a C++ compiler needs most of this test's time
     config = replace(CONFIG, num_hidden_layers=1)
     gradients = {}
-    for name in ("eager", "default"):
+    for name in ("eager", "default", "whole-step"):
         drafter = DFlashDrafter(config, dtype=torch.float32, generator=torch.Generator().manual_seed(1))
         before = {key: each.clone() for key, each in drafter.state_dict().items()}
         state = torch.get_rng_state()
         optimizer = MasterAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.0, clip=1.0)
         frozen, strategy = FrozenHead(weight, weight), STRATEGIES[name]
-        step = DrafterStep(drafter, frozen, optimizer, strategy, buckets=(12,), rows=1, slots=3, name=f"compile_{name}")
+        step = DrafterStep(
+            drafter,
+            frozen,
+            optimizer,
+            strategy,
+            buckets=(12,),
+            rows=1,
+            slots=3,
+            accumulation=2,
+            replicas=2,
+            name=f"compile_{name}",
+        )
         assert torch.equal(torch.get_rng_state(), state)
         assert all(torch.equal(each, before[key]) for key, each in drafter.state_dict().items())
         assert not any(each.any() for each in step.gradients)
@@ -228,10 +179,11 @@ def test_a_compiled_drafter_equals_an_eager_one_and_warm_up_leaves_no_trace() ->
             ]
         assert log.events == []
         gradients[name] = step.gradients, [each.numbers() for each in stats]
-    for one, reference in zip(gradients["default"][0], gradients["eager"][0], strict=True):
-        torch.testing.assert_close(one, reference, rtol=1e-4, atol=1e-6)
-    for one, reference in zip(gradients["default"][1], gradients["eager"][1], strict=True):
-        assert one == pytest.approx(reference, rel=1e-5)
+    for name in ("default", "whole-step"):
+        for one, reference in zip(gradients[name][0], gradients["eager"][0], strict=True):
+            torch.testing.assert_close(one, reference, rtol=1e-4, atol=1e-6)
+        for one, reference in zip(gradients[name][1], gradients["eager"][1], strict=True):
+            assert one == pytest.approx(reference, rel=1e-5)
 
 
 def _float32(batch: Any) -> Any:

@@ -101,7 +101,9 @@ def replica(rows: int) -> tuple[DFlashDrafter, DrafterStep]:
     weight = torch.randn((20, 16), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     optimizer = MasterAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.01, clip=0.5)
     frozen, eager = FrozenHead(weight, weight), STRATEGIES["eager"]
-    return drafter, DrafterStep(drafter, frozen, optimizer, eager, buckets=(12,), rows=rows, slots=3, name="t")
+    return drafter, DrafterStep(
+        drafter, frozen, optimizer, eager, buckets=(12,), rows=rows, slots=3, accumulation=2, replicas=2, name="t"
+    )
 
 
 @pytest.mark.parametrize(("workers", "accumulation"), [(2, 1), (3, 2)])

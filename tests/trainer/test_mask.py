@@ -6,9 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from tests.trainer.drafting import batch, drafter
-from trainer.block_mask import block_mask_mod, context_limits, dense_block_mask, flex_block_mask
+from tests.trainer.drafting import batch, drafter, generator
+from trainer.block_mask import FlexMask, block_mask_mod, context_limits, dense_block_mask
+from trainer.compile import CompileLog
 
 pytestmark = pytest.mark.torch
 
@@ -50,7 +52,7 @@ def test_flex_and_dense_forwards_agree():
     data = batch(5, rows=2, length=150, anchors=40)
     model = drafter(1)
     dense = dense_block_mask(data.anchors, data.lengths, 150, 4)
-    flex = flex_block_mask(data.anchors, data.lengths, 150, 4)
+    flex = FlexMask(150, 4, 40, torch.device("cpu"))(context_limits(data.anchors, data.lengths))
     with torch.no_grad():
         wanted = model(data.block_embeddings, data.target_hidden, data.anchors.positions, dense)
         found = model(data.block_embeddings, data.target_hidden, data.anchors.positions, flex)
@@ -90,3 +92,43 @@ def test_padding_slots_stay_finite():
     hidden = drafter(0)(data.block_embeddings, data.target_hidden, data.anchors.positions, mask)
     hidden.sum().backward()
     assert hidden.isfinite().all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    rows=st.integers(1, 3),
+    length=st.sampled_from([1, 7, 127, 128, 129, 200, 256, 300]),
+    block_size=st.sampled_from([2, 3, 8, 10, 16, 128, 130]),
+    slots=st.integers(1, 12),
+)
+def test_the_closed_form_mask_is_what_flex_attention_makes_itself(seed, rows, length, block_size, slots):
+    draw = generator(seed)
+    limits = torch.randint(0, length + 1, (rows, slots), generator=draw)
+    found = FlexMask(length, block_size, slots, limits.device)(limits)
+    queries = slots * block_size
+    wanted = create_block_mask(found.mask_mod, rows, None, queries, length + queries, limits.device)
+    for name in (
+        "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
+        "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices",
+    ):  # fmt: skip
+        one, other = getattr(found, name), getattr(wanted, name)
+        assert one.dtype == other.dtype and one.stride() == other.stride(), name
+        assert torch.equal(one, other), name
+    assert (found.shape, found.BLOCK_SIZE) == (wanted.shape, wanted.BLOCK_SIZE)
+
+
+def test_a_mask_of_other_limits_compiles_nothing_again():
+    masks = FlexMask(150, 4, 40, torch.device("cpu"))
+    query = torch.randn((2, 1, 160, 16), generator=generator(0))
+    keys = torch.randn((2, 1, 310, 16), generator=generator(1))
+
+    def attend(mask):
+        return flex_attention(query, keys, keys, block_mask=mask)
+
+    compiled = torch.compile(attend, backend="eager", fullgraph=True, dynamic=False)
+    with CompileLog() as log, torch.no_grad():
+        for turn in range(3):
+            limits = torch.randint(0, 150, (2, 40), generator=generator(turn))
+            compiled(masks(limits))
+    assert len(log.events) == 1

@@ -66,7 +66,9 @@ def step(strategy: Strategy, batches: list[Batch], buckets: tuple[int, ...]) -> 
     weight = torch.randn((24, 16), generator=torch.Generator().manual_seed(2))
     optimizer = MasterAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.0, clip=1.0)
     frozen = FrozenHead(weight, weight)
-    own = DrafterStep(drafter, frozen, optimizer, strategy, buckets=buckets, rows=2, slots=3, name="w")
+    own = DrafterStep(
+        drafter, frozen, optimizer, strategy, buckets=buckets, rows=2, slots=3, accumulation=1, replicas=1, name="w"
+    )
     gradients = []
     for index, batch in enumerate(batches):
         # the normaliser is a new tensor each step too
@@ -75,10 +77,11 @@ def step(strategy: Strategy, batches: list[Batch], buckets: tuple[int, ...]) -> 
     return gradients
 
 
-def test_graphs_always_get_the_same_memory_and_the_new_values() -> None:
+@pytest.mark.parametrize("name", ["reduce-overhead", "reduce-overhead-trees"])
+def test_graphs_always_get_the_same_memory_and_the_new_values(name: str) -> None:
     batches = [random_batch(seed, bucket) for seed, bucket in enumerate((12, 16, 12, 16, 12))]
     seen: list[list[int]] = []
-    graphed = step(watched(STRATEGIES["reduce-overhead"], seen), batches, (12, 16))
+    graphed = step(watched(STRATEGIES[name], seen), batches, (12, 16))
     seen = seen[-len(batches) :]
     assert seen[0] == seen[2] == seen[4]
     assert seen[1] == seen[3]

@@ -86,8 +86,10 @@ def _graphs(record: GateRecord, evidence: Evidence) -> None:
         return
     opened, ended = record.graphs
     for index, workers in sorted(Counter(each.index or 0 for each in devices).items()):
-        # the step's forward and backward, and the forward that shows the hidden states
-        wanted = 3 * workers * work.canary_steps * work.accumulation
+        # the step's, and those of the forward that shows the hidden states
+        step = parts.strategy.replays_per_step(work.accumulation, work.drafter_threads)
+        hidden = parts.strategy.replays_per_call * work.accumulation
+        wanted = workers * work.canary_steps * (step + hidden)
         replays = ended.replays.get(index, 0) - opened.replays.get(index, 0)
         captures = ended.captures.get(index, 0) - opened.captures.get(index, 0)
         good = replays >= wanted and captures == 0 and opened.captures.get(index, 0) > 0

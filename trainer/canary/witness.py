@@ -59,10 +59,14 @@ class HiddenFunction:
             return drafter(nn.functional.embedding(ids, frozen.embed_weight), features, positions, mask)
 
         self._config: DrafterConfig = drafter.config
-        self._compiles = parts.strategy.compiles
+        work, device = parts.settings.workload, frozen.embed_weight.device
+        compiled, size = parts.strategy.compiles, drafter.config.block_size
+        self._masks = {
+            bucket: mask_builder(device, bucket, size, work.anchors, compiled=compiled) for bucket in work.buckets
+        }
         self._functions: dict[int, Callable[..., Tensor]] = {
             bucket: parts.strategy.compile(private_function(hidden, f"canary_{worker}_bucket_{bucket}"))
-            for bucket in parts.settings.workload.buckets
+            for bucket in work.buckets
         }
 
     @torch.no_grad()
@@ -71,7 +75,7 @@ class HiddenFunction:
         bucket, size = batch.input_ids.shape[1], self._config.block_size
         ids = block_token_ids(batch.input_ids, batch.anchors, size, self._config.mask_token_id)
         limits = context_limits(batch.anchors, batch.lengths)
-        mask = mask_builder(limits.device, bucket, size, compiled=self._compiles)(limits)
+        mask = self._masks[bucket](limits)
         return self._functions[bucket](ids, batch.features, batch.anchors.positions, mask)
 
 

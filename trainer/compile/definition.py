@@ -94,3 +94,11 @@ class CompiledStep(Protocol):
     def update(self) -> Tensor:
         """After the gradients were exchanged: the gradient norm before clipping, 0-dim."""
         ...
+
+
+class WarmedStep(CompiledStep, Protocol):
+    """A `CompiledStep` that is still to be warmed up."""
+
+    def warm_up(self) -> None:
+        """Compile and capture everything. Changes parameters, buffers and the optimiser."""
+        ...

@@ -17,25 +17,42 @@ from trainer.compile.definition import Prepared
 
 
 class HeldInputs:
-    """Holds the inputs of one bucket, and what is prepared of them, for good."""
+    """The inputs of one bucket; `load` copies the next ones into them, on the caller's current stream."""
 
     def __init__(self, example: Sequence[Tensor], prepare: Callable[..., Prepared]) -> None:
         self._prepare = prepare
-        self._held = [each.clone() for each in example]
-        self._prepared = prepare(*self._held)
-        for tensor in self._prepared.tensors():
+        self._held = [each.clone(memory_format=torch.contiguous_format) for each in example]
+        self._kept: Prepared | None = None
+        # one fused copy for each dtype: a mixed list would be copied one by one
+        dtypes = dict.fromkeys(each.dtype for each in example)
+        self._groups = [[index for index, each in enumerate(example) if each.dtype == dtype] for dtype in dtypes]
+
+    @torch.no_grad()
+    def load(self, inputs: Sequence[Tensor]) -> None:
+        """Take the values of `inputs`; shapes, dtypes and devices must be the example's."""
+        for group in self._groups:
+            torch._foreach_copy_([self._held[index] for index in group], [inputs[index] for index in group])
+
+    @torch.no_grad()
+    def prepared(self) -> Prepared:
+        """Prepared of what is held now, in new memory."""
+        return self._prepare(*self._held)
+
+    def keep_arguments(self) -> None:
+        """From now on `arguments` are in the same memory too, and the compiler is promised so."""
+        self._kept = self.prepared()
+        for tensor in self._kept.tensors():
             keep_address(tensor)
 
-    def load(self, inputs: Sequence[Tensor]) -> Prepared:
-        """The held arguments with the values of `inputs`, copied on the caller's current stream."""
-        for held, value in zip(self._held, inputs, strict=True):
-            held.copy_(value)
-        fresh = self._prepare(*self._held)
-        for held, value in zip(self._prepared.tensors(), fresh.tensors(), strict=True):
+    @torch.no_grad()
+    def arguments(self) -> Prepared:
+        """Prepared of what is held now, in the memory of `keep_arguments`."""
+        assert self._kept is not None
+        for kept, value in zip(self._kept.tensors(), self.prepared().tensors(), strict=True):
             # what `prepare` hands through is there already
-            if held.data_ptr() != value.data_ptr():
-                held.copy_(value)
-        return self._prepared
+            if kept.data_ptr() != value.data_ptr():
+                kept.copy_(value)
+        return self._kept
 
 
 def keep_address(tensor: Tensor) -> None:

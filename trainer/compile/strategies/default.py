@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from trainer.compile.strategies.base import Step, Strategy
+from trainer.compile.separate import SeparateStep
+from trainer.compile.strategy import Step, Strategy
 
 
-def _compile(function: Step) -> Step:
+def compile_plainly(function: Step) -> Step:
+    """Compiled for its first inputs' shapes, in one piece."""
     compiled: Step = torch.compile(function, fullgraph=True, dynamic=False)
     return compiled
 
 
-STRATEGY = Strategy("default", _compile, compiles=True, graphs=False, warm_up_calls=2)
+STRATEGY = Strategy(
+    "default",
+    compile_plainly,
+    SeparateStep,
+    compiles=True,
+    graphs=False,
+    warm_up_calls=2,
+    replays=lambda _accumulation, _replicas: 0,
+)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from trainer.compile.strategies.base import Step, Strategy
+from trainer.compile.separate import SeparateStep
+from trainer.compile.strategy import Step, Strategy
 
 
 def _as_it_is(function: Step) -> Step:
     return function
 
 
-STRATEGY = Strategy("eager", _as_it_is, compiles=False, graphs=False, warm_up_calls=1)
+STRATEGY = Strategy(
+    "eager",
+    _as_it_is,
+    SeparateStep,
+    compiles=False,
+    graphs=False,
+    warm_up_calls=1,
+    replays=lambda _accumulation, _replicas: 0,
+)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import _inductor as inductor
 
-from trainer.compile.strategies.base import Step, Strategy
+from trainer.compile.separate import SeparateStep
+from trainer.compile.strategy import Step, Strategy
 
 
 def _compile(function: Step) -> Step:
@@ -19,4 +20,14 @@ def _compile(function: Step) -> Step:
     return compiled
 
 
-STRATEGY = Strategy("reduce-overhead", _compile, compiles=True, graphs=True, warm_up_calls=3)
+STRATEGY = Strategy(
+    "reduce-overhead",
+    _compile,
+    SeparateStep,
+    compiles=True,
+    graphs=True,
+    warm_up_calls=3,
+    # forward and backward of each micro-batch
+    replays=lambda accumulation, _replicas: 2 * accumulation,
+    replays_per_call=1,
+)
