@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from trainer.abort import Abort
+from trainer.compile import own_device
 from trainer.nccl_exchange import NcclExchange, exchange_between
-from trainer.workers import on_device
 
 from .test_exchange import in_threads
 
@@ -30,7 +30,7 @@ def test_sums_over_gpus(per_gpu: int, dtype: torch.dtype) -> None:
 
     def work(index: int) -> list[Any]:
         seen = []
-        with on_device(devices[index]):
+        with own_device(devices[index]):
             mine = [torch.zeros(size, device=devices[index], dtype=dtype) for _ in range(2)]
             busy = torch.ones(2048, 2048, device=devices[index])
             start.wait()
