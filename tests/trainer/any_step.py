@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.compile import CompiledStep, Prepared, StepDefinition, StepPlan, Strategy, compiled_step
+from trainer.exchange import Exchange
 from trainer.optimizer import MasterAdamW
 
 ROWS = (4, 6)
@@ -74,12 +75,12 @@ def scale(step: int) -> float:
     return 1.0 / (step + 1)
 
 
-def train_plainly(steps: int, *, accumulation: int, replicas: int) -> list[nn.Module]:
-    """Every replica after `steps` steps in plain eager torch: they share the sum of the gradients."""
+def train_plainly(steps: int, *, accumulation: int, replicas: int, first: int = 0) -> list[nn.Module]:
+    """Replicas from `first` on, after `steps` steps in plain eager torch: they share the sum of the gradients."""
     modules = [module() for _ in range(replicas)]
     optimizers = [torch.optim.AdamW(each.parameters(), betas=_BETAS, weight_decay=_DECAY) for each in modules]
     for step in range(steps):
-        for replica, each in enumerate(modules):
+        for replica, each in enumerate(modules, first):
             each.zero_grad(set_to_none=False)
             for micro in range(accumulation):
                 (each(data(step, replica, micro) * 2).square().mean() * scale(step)).backward()
@@ -94,3 +95,20 @@ def train_plainly(steps: int, *, accumulation: int, replicas: int) -> list[nn.Mo
             optimizer.param_groups[0]["lr"] = rate(step)
             optimizer.step()
     return modules
+
+
+def take_step(
+    built: Built, step: int, *, accumulation: int, replica: int = 0, exchange: Exchange | None = None
+) -> Tensor:
+    """One optimiser step on `data`; the gradient norm."""
+    device = built.step.rate.device
+    built.step.rate.fill_(rate(step))
+    for micro in range(accumulation):
+        given = data(step, replica, micro).to(device), torch.tensor(scale(step), device=device)
+        built.step.accumulate(*given, first=micro == 0, last=micro == accumulation - 1)
+    if exchange is not None:
+        exchange.gradients(replica, built.step.gradients)
+    before = [each.clone() for each in built.step.gradients]
+    norm = built.step.update()
+    assert all(torch.equal(one, other) for one, other in zip(before, built.step.gradients, strict=True))
+    return norm

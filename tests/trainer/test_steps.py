@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.trainer.any_step import Built, build, data, module, rate, scale, train_plainly
+from tests.trainer.any_step import Built, build, data, module, take_step, train_plainly
 from tests.trainer.test_exchange import in_threads
 from trainer.abort import Abort
 from trainer.compile import (
@@ -41,25 +41,6 @@ def uncompiled(name: str) -> Strategy:
     return replace(STRATEGIES[name], compile=lambda function: function)
 
 
-def take_steps(built: Built, steps: int, *, accumulation: int, replica: int = 0, exchange: Any = None) -> list[Any]:
-    norms = []
-    for step in range(steps):
-        built.step.rate.fill_(rate(step))
-        for micro in range(accumulation):
-            given = data(step, replica, micro), torch.tensor(scale(step))
-            seen = built.step.accumulate(*given, first=micro == 0, last=micro == accumulation - 1)
-            assert seen.shape == ()
-        before = [each.clone() for each in built.step.gradients]
-        if exchange is not None:
-            exchange.gradients(replica, built.step.gradients)
-            before = [each.clone() for each in built.step.gradients]
-        norms.append(built.step.update())
-        assert all(torch.equal(one, other) for one, other in zip(before, built.step.gradients, strict=True))
-        wanted = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each) for each in before]))
-        torch.testing.assert_close(norms[-1], wanted)
-    return norms
-
-
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("accumulation", [1, 2, 3])
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -73,7 +54,10 @@ def test_every_strategy_trains_as_plain_torch(name: str, accumulation: int, repl
 
     def work(index: int) -> Any:
         torch.set_num_threads(1)
-        return take_steps(built[index], 4, accumulation=accumulation, replica=index, exchange=exchange)
+        return [
+            take_step(built[index], step, accumulation=accumulation, replica=index, exchange=exchange)
+            for step in range(4)
+        ]
 
     for each in in_threads(replicas, work):
         assert not isinstance(each, BaseException), each
@@ -92,7 +76,8 @@ def test_a_compiled_step_trains_as_plain_torch_and_compiles_nothing_late(name: s
     assert torch.equal(torch.get_rng_state(), state)
     assert sum(each.trigger == "DYNAMO" for each in log.events) == 2, "one code object a bucket"
     with CompileLog() as log:
-        take_steps(built, 3, accumulation=2)
+        for step in range(3):
+            take_step(built, step, accumulation=2)
     assert log.events == []
     torch.testing.assert_close(dict(built.module.state_dict()), dict(wanted.state_dict()), rtol=1e-5, atol=1e-6)
 
@@ -113,7 +98,7 @@ def test_warm_up_leaves_no_trace(name: str) -> None:
 def test_warm_up_keeps_a_resumed_optimizer_and_its_masters(name: str) -> None:
     first = build(uncompiled("eager"), "first", dtype=torch.bfloat16)
     first.step.rate.fill_(0.1)
-    first.step.accumulate(torch.ones((4, 3), dtype=torch.bfloat16), torch.ones(()), first=True, last=True)
+    first.step.accumulate(data(0, 0, 0).bfloat16(), torch.ones(()), first=True, last=True)
     first.step.update()
     kept = {key: each.clone() for key, each in first.optimizer.state_tensors().items()}
     assert kept["step.0.weight"] == 1 and "master.0.weight" in kept

@@ -12,8 +12,8 @@ class CaptureError(RuntimeError):
 
 
 def is_capture_error(error: BaseException) -> bool:
-    """Whether `error`, or what it followed, came from a capture."""
-    return any(_signed(each) for each in _chain(error))
+    """Whether `error`, or what it followed, came from a capture and does not say so plainly yet."""
+    return not isinstance(error, CaptureError) and any(_signed(each) for each in _chain(error))
 
 
 def capture_error(what: str, device: torch.device, error: BaseException) -> CaptureError:
@@ -31,7 +31,7 @@ def capture_error(what: str, device: torch.device, error: BaseException) -> Capt
 
 
 def _signed(error: BaseException) -> bool:
-    return any(sign in str(error).lower() for sign in _SIGNS)
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _SIGNS)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
