@@ -122,3 +122,44 @@ def prepared_folder(tiny_target: Path, tiny_prompts: Path, tmp_path_factory: pyt
     }  # fmt: skip
     prepare(settings_from_json(settings), out)
     return out
+
+
+@pytest.fixture(scope="session")
+def ready(tiny_target: Path, tiny_prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeSettings:
+    """Settings on prepared data, two drafters, as small as can be; overrides are the workload's."""
+    from trainer.prepare import prepare
+    from trainer.settings import settings_from_json
+
+    home = tmp_path_factory.mktemp("canary")
+    base: dict[str, Any] = {
+        "contract": 1,
+        "workload": {
+            "target": str(tiny_target),
+            "mask_token": "<reserved_0>",
+            "require_cuda": False,
+            "drafter_threads": 2,
+            "dtype": "float32",
+            "target_dtype": "float32",
+            "strategy": "eager",
+            "block_size": 4,
+            "anchors": 4,
+            "buckets": [32],
+            "draft_layers": 1,
+            "canary_steps": 2,
+            "rehearsal_steps": 1,
+            "canary_timeout_s": 300,
+        },
+        "training": {
+            "steps": 4,
+            "prompts": str(tiny_prompts),
+            "prompt_count": 12,
+            "answer_tokens": 16,
+            "evaluation_prompts": 1,
+        },
+        # compiled code is shared between the tests
+        "cache": str(home / "cache"),
+    }
+    folder = home / "prepared"
+    folder.mkdir()
+    prepare(settings_from_json(base), folder)
+    return lambda **changes: {**base, "prepared": str(folder), "workload": {**base["workload"], **changes}}

@@ -18,7 +18,6 @@ pytest.importorskip("torch")
 
 from trainer.canary import measure, run_canary
 from trainer.errors import InputError
-from trainer.prepare import prepare
 from trainer.settings import settings_from_json
 
 pytestmark = pytest.mark.torch
@@ -26,44 +25,6 @@ pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
 FAULTS = Path(__file__).parent / "faults"
 Json = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def ready(tiny_target: Path, tiny_prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Json]:
-    """Settings on prepared data, two drafters, as small as can be; overrides are the workload's."""
-    home = tmp_path_factory.mktemp("canary")
-    base: Json = {
-        "contract": 1,
-        "workload": {
-            "target": str(tiny_target),
-            "mask_token": "<reserved_0>",
-            "require_cuda": False,
-            "drafter_threads": 2,
-            "dtype": "float32",
-            "target_dtype": "float32",
-            "strategy": "eager",
-            "block_size": 4,
-            "anchors": 4,
-            "buckets": [32],
-            "draft_layers": 1,
-            "canary_steps": 2,
-            "rehearsal_steps": 1,
-            "canary_timeout_s": 300,
-        },
-        "training": {
-            "steps": 4,
-            "prompts": str(tiny_prompts),
-            "prompt_count": 12,
-            "answer_tokens": 16,
-            "evaluation_prompts": 1,
-        },
-        # compiled code is shared between the tests
-        "cache": str(home / "cache"),
-    }
-    folder = home / "prepared"
-    folder.mkdir()
-    prepare(settings_from_json(base), folder)
-    return lambda **changes: {**base, "prepared": str(folder), "workload": {**base["workload"], **changes}}
 
 
 def canary(settings: Json, work: Path, *, fault: str | None = None) -> tuple[int, Json, str]:
@@ -104,12 +65,14 @@ def test_a_right_trainer_passes_and_the_rest_is_not_checked(
     settings = ready(dtype=dtype, accumulation=2, batch_size=2, buckets=[24, 32], canary_steps=1)
     code, evidence = in_this_process(settings, tmp_path / "out")
     assert (code, evidence["outcome"]) == (0, "pass"), evidence
-    for name in ("outputs", "loss", "gradients", "exchange", "parameters", "replicas", "moved"):
+    each = ("outputs", "loss", "gradients", "exchange", "parameters", "replicas", "moved", "warm_up", "learning_rate")
+    for name in each:
         assert {(name, 0), (name, 1)} <= outcomes(evidence, "pass")
-    for name in ("negative_control", "save_and_load", "rehearsal", "checkpoint"):
+    for name in ("negative_control", "generators", "save_and_load", "memory_back", "rehearsal", "checkpoint"):
         assert (name, None) in outcomes(evidence, "pass")
     unchecked = {name for name, _ in outcomes(evidence, "not_checked")}
-    assert unchecked == {"compile_gate", "code_objects", "recompiles", "cuda_graphs", "memory"}
+    compiled = {"compile_gate", "code_objects", "recompiles", "control_code_objects"}
+    assert unchecked == {*compiled, "cuda_graphs", "graph_pools", "control_graphs", "memory"}
     assert (tmp_path / "out" / "rehearsal" / "result.json").exists()
 
 
@@ -173,6 +136,7 @@ def test_compiled_workers_pass(ready: Callable[..., Json], tmp_path: Path) -> No
     code, evidence, log = canary(ready(strategy="default"), tmp_path)
     assert code == 0, log
     wanted = {("compile_gate", None), ("recompiles", None), ("code_objects", 0), ("code_objects", 1)}
+    wanted |= {("control_code_objects", None), ("memory_back", None)}
     assert wanted <= outcomes(evidence, "pass")
 
 

@@ -6,10 +6,11 @@ import logging
 import time
 from pathlib import Path
 
+from trainer.canary.controls import run_controls
 from trainer.canary.definition import judge_definition
 from trainer.canary.evidence import Check, Evidence, Outcome
 from trainer.canary.gate import GateRecord, run_gate
-from trainer.canary.numbers import judge_numbers
+from trainer.canary.leftover import Leftover
 from trainer.canary.rehearsal import rehearse, save_and_load
 from trainer.canary.rows import judge_rows
 from trainer.canary.structure import judge_structure
@@ -31,10 +32,13 @@ def run_canary(settings: Settings, out: Path) -> int:
     settings = choice.settings
     evidence = Evidence(out, {"strategy": settings.workload.strategy, "tuning": choice.table})
     with paused_collector(), Watchdog("canary", settings.workload.canary_timeout_s, told_to(evidence)):
+        left = Leftover()
         record = prove(settings, evidence)
+        left.follow(record.workers)
         if record.failure is None:
             save_and_load(record, out / "gate", evidence)
-        del record
+            del record
+            evidence.add(left.check())
         if evidence.outcome is Outcome.PASS:
             rehearse(settings, out / "rehearsal", evidence)
         return evidence.write(_passed(settings, evidence))
@@ -46,13 +50,14 @@ def prove(settings: Settings, evidence: Evidence) -> GateRecord:
     judge_definition(settings.workload.block_size, evidence)
     record = run_gate(settings)
     judge_rows(record.parts, evidence)
-    log.info("the gate's threads took %.1f s", time.monotonic() - started)
+    log.info("the gate took %.1f s", time.monotonic() - started)
     _failures(record, evidence)
     judge_structure(record, evidence)
+    for check in record.findings:
+        evidence.add(check)
     if record.failure is None:
-        started = time.monotonic()
-        judge_numbers(record, evidence)
-        log.info("the references took %.1f s", time.monotonic() - started)
+        for check in run_controls(record.parts):
+            evidence.add(check)
     return record
 
 

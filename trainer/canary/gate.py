@@ -1,9 +1,13 @@
-"""The gate: the run's own drafter threads, replicas and exchange, on random data, all at once."""
+"""The gate: the run's own drafter threads, replicas and exchange, on random data, all at once.
+
+The workers stand still before their first step and after each one; this thread then judges what they did, and drops it.
+Everything that a worker does first in the steady phase, all do at the same moment: they are let go together.
+"""
 
 from __future__ import annotations
 
-import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,16 +16,14 @@ import torch
 from trainer.abort import Abort
 from trainer.board import StepBoard, StepReport
 from trainer.canary.batches import random_batches
-from trainer.canary.reference import AdamWRule
-from trainer.canary.witness import (
-    HiddenFunction,
-    WatchedExchange,
-    WatchedReplica,
-    WatchedStep,
-    WorkerRecord,
-)
+from trainer.canary.evidence import Check
+from trainer.canary.numbers import NumbersJudge
+from trainer.canary.standstill import Standstill
+from trainer.canary.state import StateWatch
+from trainer.canary.update import RULE
+from trainer.canary.witness import HiddenFunction, WatchedExchange, WatchedReplica, WatchedStep, WorkerRecord
 from trainer.compile import CompileEvent, CompileLog, Gate, GraphCounts, graph_counts, steady_phase
-from trainer.errors import Aborted, WorkerFailed
+from trainer.errors import WorkerFailed
 from trainer.nccl_exchange import exchange_between
 from trainer.parts import Parts, load_parts
 from trainer.queues import OrderedQueue
@@ -30,7 +32,6 @@ from trainer.settings import Settings
 from trainer.step import Batch
 from trainer.workers import DrafterWorker, TrainingPlan
 
-RULE = AdamWRule(rate=1e-3, betas=(0.9, 0.95), weight_decay=0.01, clip=1.0)
 _LOOK_S = 0.2
 # the failed worker has woken all that wait; what still runs then is stuck in a computation
 _STOP_S = 20.0
@@ -40,8 +41,9 @@ _STOP_S = 20.0
 class GateRecord:
     """What was seen. `steady_from` is how many compiles had begun when the gate opened; None if it never did.
 
-    `allocated[step][device index]` are bytes after each step, with every worker waiting. `graphs` are the counts at
-    the gate's opening and at the end.
+    With every worker standing still: `graphs` are the counts before the first step and after each, `allocated` the
+    bytes by CUDA device index after each step, `pools` the private memory pools by device index before the first.
+    `findings` are those on numbers and on what makes them wrong.
     """
 
     parts: Parts
@@ -49,7 +51,9 @@ class GateRecord:
     compiles: list[CompileEvent]
     steady_from: int | None
     allocated: list[dict[int, int]]
-    graphs: tuple[GraphCounts, GraphCounts] | None
+    graphs: list[GraphCounts]
+    pools: dict[int, int]
+    findings: list[Check]
     steps_done: list[int]
     failure: WorkerFailed | None
     hung: list[str]
@@ -60,7 +64,7 @@ def gate_settings(settings: Settings) -> Settings:
     training = replace(
         settings.training,
         steps=settings.workload.canary_steps,
-        learning_rate=RULE.rate,
+        learning_rate=RULE.peak,
         warmup_ratio=0.0,
         weight_decay=RULE.weight_decay,
         betas=RULE.betas,
@@ -92,10 +96,12 @@ class _GateRun:
         self._exchange = exchange_between(parts.placement.drafters, self._abort)
         self._log = CompileLog()
         self._steady_from: int | None = None
-        self._opened: GraphCounts | None = None
+        self._still = Standstill(drafters, self._abort)
+        self._numbers = NumbersJudge(parts, self._records)
+        self._state = StateWatch(parts, self._records)
+        self._graphs: list[GraphCounts] = []
         self._allocated: list[dict[int, int]] = []
-        self._between = threading.Barrier(drafters, action=self._measure)
-        self._abort.subscribe(self._between.abort)
+        self._pools: dict[int, int] = {}
 
     def run(self) -> GateRecord:
         """See `run_gate`."""
@@ -109,25 +115,60 @@ class _GateRun:
             def opened() -> None:
                 self._steady_from = len(self._log.events)
                 self._exchange.open()
-                self._opened = graph_counts()
                 forbid()
 
             workers = self._workers(Gate(len(self._records), self._abort, on_open=opened))
             for worker in workers:
                 worker.start()
+            self._watch()
             hung = self._join(workers)
-            ended = graph_counts()
-        return GateRecord(
+        record = GateRecord(
             parts=self._parts,
             workers=self._records,
             compiles=self._log.events,
             steady_from=self._steady_from,
             allocated=self._allocated,
-            graphs=None if self._opened is None else (self._opened, ended),
+            graphs=self._graphs,
+            pools=self._pools,
+            findings=[*self._state.causes(), *self._numbers.report(), *self._state.sameness()],
             steps_done=[worker.steps_done for worker in workers],
             failure=self._abort.failure,
             hung=hung,
         )
+        # this object and its compile gate hold each other, and the collector rests: let go of the replicas here
+        vars(self).clear()
+        return record
+
+    def _watch(self) -> None:
+        """Look before the first step and after each, until the last or a worker's failure."""
+        for done in range(self._steps + 1):
+            if not self._still.wait_for_all():
+                return
+            try:
+                self._look(done)
+            except BaseException as error:
+                # the workers stand still and must be let go, whatever happened here
+                self._abort.fail("the canary", error)
+                raise
+            if not self._still.let_go():
+                return
+
+    def _look(self, done: int) -> None:
+        """At everything, after `done` steps."""
+        self._graphs.append(graph_counts())
+        differ = self._state.look(done)
+        if done > 0:
+            self._numbers.judge(done - 1, differ)
+        if differ:
+            self._numbers.end()
+        if done < self._steps:
+            self._numbers.begin_step()
+        devices = {each.index or 0 for each in self._parts.placement.drafters if each.type == "cuda"}
+        if done == 0:
+            self._pools = private_pools() if devices else {}
+            return
+        # last, so that what the reference keeps (a workspace) is in the first step's figure too
+        self._allocated.append({index: torch.cuda.memory_allocated(index) for index in devices})
 
     def _workers(self, gate: Gate) -> list[DrafterWorker]:
         exchange = WatchedExchange(self._exchange, self._records)
@@ -137,7 +178,7 @@ class _GateRun:
             last_step=self._steps,
             accumulation=self._micros,
             log_every=1,
-            rate=lambda _step: RULE.rate,
+            rate=RULE.rate,
             stop=lambda: False,
             after_step=self._after_step,
         )
@@ -168,26 +209,27 @@ class _GateRun:
         record, device = self._records[worker], self._parts.placement.drafters[worker]
         replica = build_replica(self._parts, worker)
         record.replica = replica
-        record.names = tuple(name for name, _ in replica.drafter.named_parameters())
         hidden = HiddenFunction(self._parts, replica.drafter, self._parts.frozen[device], worker)
         buckets = {batch.input_ids.shape[1]: batch for batch in record.batches}
-        for batch in buckets.values():
-            for _ in range(self._parts.strategy.warm_up_calls):
-                hidden(batch)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            for batch in buckets.values():
+                for _ in range(self._parts.strategy.warm_up_calls):
+                    hidden(batch)
+        self._rest(worker)
+        return WatchedReplica(WatchedStep(replica.step, hidden, record, lambda: self._stop(worker)))
+
+    def _rest(self, worker: int) -> None:
+        """Nothing of this thread is left running on its device."""
+        device = self._parts.placement.drafters[worker]
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
-        return WatchedReplica(WatchedStep(replica.step, replica.drafter, hidden, record))
 
-    def _after_step(self, worker: int, done: int, last: bool) -> None:
-        try:
-            self._between.wait()
-        except threading.BrokenBarrierError:
-            self._abort.check()
-            raise Aborted(f"drafter {worker} waited after step {done} in vain") from None
+    def _stop(self, worker: int) -> None:
+        self._rest(worker)
+        self._still.stop()
 
-    def _measure(self) -> None:
-        devices = {each.index for each in self._parts.placement.drafters if each.type == "cuda"}
-        self._allocated.append({index: torch.cuda.memory_allocated(index) for index in devices})
+    def _after_step(self, worker: int, _done: int, _last: bool) -> None:
+        self._stop(worker)
 
     def _join(self, workers: Sequence[DrafterWorker]) -> list[str]:
         """Wait for all; after a failure only so long. Returns the names of those that do not end."""
@@ -199,6 +241,16 @@ class _GateRun:
                 if time.monotonic() > deadline:
                     return [worker.name for worker in alive]
         return []
+
+
+def private_pools() -> dict[int, int]:
+    """How many memory pools of CUDA graphs there are, by device index."""
+    pools = {
+        (segment["device"], tuple(segment["segment_pool_id"]))
+        for segment in torch.cuda.memory_snapshot()
+        if tuple(segment["segment_pool_id"]) != (0, 0)
+    }
+    return dict(Counter(device for device, _ in pools))
 
 
 def _unwritten(_report: StepReport) -> None:

@@ -1,151 +1,207 @@
-"""Every worker's numbers against the eager reference: outputs, loss, gradients, exchange, parameters."""
+"""Every worker's numbers against the eager reference, step by step while all workers stand still."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
 import torch
-from torch import Tensor
 
-from trainer.canary.evidence import Check, Evidence, Outcome
-from trainer.canary.gate import RULE, GateRecord
+from trainer.canary.diagnose import candidates, explain
+from trainer.canary.evidence import Check, Outcome
 from trainer.canary.measure import Distance, compare, relative, tolerance, worst
-from trainer.canary.reference import Eager, StepReference, sum_gradients
+from trainer.canary.noise import HIDDEN, LOSS, Noise, number
+from trainer.canary.perturbation import perturbed_gradient
+from trainer.canary.reference import GROUP, Eager, Order, StepReference
+from trainer.canary.update import State, host_state, judge_update
 from trainer.canary.witness import Named, StepRecord, WorkerRecord
+from trainer.parts import Parts
+from trainer.step import Batch
 
-_CONTROL_ERROR = 1.25
-_CONTROL_PARAMETER = "fc.weight"
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """One worker's step: the truth (float64), and plain eager code in the worker's dtype."""
-
-    truth: StepReference
-    plain: StepReference
+_TOO_LARGE = (
+    "the reference found no room beside the workers: it needs 16 bytes a parameter and 8 an entry of the head; free "
+    "the GPU of others, or take fewer drafter_threads on it, a smaller batch_size, or fewer draft_layers"
+)
 
 
-def judge_numbers(record: GateRecord, evidence: Evidence) -> None:
-    """Add a check of each kind for each worker, and the negative control."""
-    dtype = record.parts.dtype
-    pairs = _references(record)
-    steps = range(len(pairs[0]))
-    truth = [sum_gradients([pairs[w][s].truth.gradient for w in range(len(pairs))], torch.float64) for s in steps]
-    plain = [sum_gradients([pairs[w][s].plain.gradient for w in range(len(pairs))], dtype) for s in steps]
-    # causes before their consequences: one wrong gradient makes every exchanged one wrong
-    for worker, seen in enumerate(record.workers):
-        mine = pairs[worker]
-        _report(evidence, "outputs", worker, (_outputs(seen.steps[s], mine[s], dtype) for s in steps))
-        _report(evidence, "loss", worker, (_losses(seen.steps[s], mine[s], dtype) for s in steps))
-        _report(evidence, "gradients", worker, (_gradients(seen.steps[s].own, mine[s], dtype) for s in steps))
-    for worker, seen in enumerate(record.workers):
-        exchanged = (compare(seen.steps[s].exchanged, plain[s], truth[s], dtype) for s in steps)
-        _report(evidence, "exchange", worker, exchanged)
-        _report(evidence, "parameters", worker, [_parameters(seen)])
-        _same_bits(evidence, worker, record.workers)
-    _negative_control(evidence, record.workers[-1].steps[0], pairs[-1][0], dtype)
+class _Worst:
+    """Of one check and worker, over the steps so far: the tensor that uses most of its tolerance."""
 
+    def __init__(self) -> None:
+        self._most: Distance | None = None
+        self._step = 0
+        self._note = ""
 
-def _references(record: GateRecord) -> list[list[_Pair]]:
-    """By worker and step, one after the other, each on its worker's device."""
-    parts = record.parts
-    micros = parts.settings.workload.accumulation
-    steps = parts.settings.workload.canary_steps
-    weights = [
-        sum(batch.weight_sum for worker in record.workers for batch in worker.batches[s * micros : (s + 1) * micros])
-        for s in range(steps)
-    ]
-    pairs = []
-    for device, worker in zip(parts.placement.drafters, record.workers, strict=True):
-        frozen = parts.frozen[device]
-        both: list[list[StepReference]] = []
-        for dtype in (torch.float64, parts.dtype):
-            eager = Eager(parts.drafter, frozen, dtype)
-            both.append(
-                [
-                    eager.step(seen.before, worker.batches[s * micros : (s + 1) * micros], 1.0 / weights[s])
-                    for s, seen in enumerate(worker.steps)
-                ]
-            )
-        pairs.append([_Pair(*each) for each in zip(*both, strict=True)])
-    return pairs
+    def take(self, step: int, distances: list[Distance], note: str = "") -> bool:
+        """Whether all distances of `step` (from 0) are within their tolerances."""
+        most = worst(distances)
+        if self._most is None or most.share > self._most.share:
+            self._most, self._step, self._note = most, step, note
+        return most.good
 
-
-def _outputs(seen: StepRecord, pair: _Pair, dtype: torch.dtype) -> list[Distance]:
-    return [
-        Distance("hidden states", relative(found, truth), tolerance(relative(plain, truth), dtype))
-        for found, plain, truth in zip(seen.hidden, pair.plain.hidden, pair.truth.hidden, strict=True)
-    ]
-
-
-def _losses(seen: StepRecord, pair: _Pair, dtype: torch.dtype) -> list[Distance]:
-    numbers: Callable[[float], Tensor] = lambda value: torch.tensor(value, dtype=torch.float64)  # noqa: E731
-    return [
-        Distance(
-            "loss",
-            relative(numbers(found), numbers(truth)),
-            tolerance(relative(numbers(plain), numbers(truth)), dtype),
+    def check(self, name: str, worker: int) -> Check:
+        """The finding."""
+        most = self._most
+        assert most is not None
+        summary = (
+            f"worst in {most.name} at step {self._step + 1}: {most.worst:.1e} relative, {most.allowed:.1e} allowed"
         )
-        for found, plain, truth in zip(seen.loss_sums, pair.plain.loss_sums, pair.truth.loss_sums, strict=True)
-    ]
+        figures = {"worst": most.worst, "tolerance": most.allowed, "step": self._step + 1}
+        outcome = Outcome.PASS if most.good else Outcome.FAIL
+        return Check(name, worker, outcome, summary + (f"; {self._note}" if self._note else ""), figures)
 
 
-def _gradients(own: Named, pair: _Pair, dtype: torch.dtype) -> list[Distance]:
-    return compare(own, pair.plain.gradient, pair.truth.gradient, dtype)
+class NumbersJudge:
+    """Judges outputs, loss, gradients, exchange and update of all workers, for one step at a time.
 
-
-def _parameters(seen: WorkerRecord) -> list[Distance]:
-    """After all steps, against AdamW written out, fed with the gradients that the exchange gave this worker.
-
-    Relative to how far each parameter moved. The float32 values are compared: the master copies under bfloat16.
+    Host memory, in bytes a parameter: 12 once (the state before the step), and each worker's gradients before the
+    exchange in its dtype. After a step that is wrong no other is judged.
     """
-    assert seen.replica is not None
-    start = seen.steps[0].before
-    gradients = [step.exchanged for step in seen.steps]
-    truth = RULE.train(start, gradients, torch.float64)
-    plain = RULE.train(start, gradients, torch.float32)
-    state = seen.replica.optimizer.state_tensors()
-    distances = []
-    for name, parameter in seen.replica.drafter.named_parameters():
-        master = state.get(f"master.{name}", parameter.detach())
-        if not torch.equal(master.to(parameter.dtype), parameter.detach()):
-            distances.append(Distance(f"{name} (is not its master copy)", float("inf"), 0.0))
-        moved = truth[name] - start[name].double()
-        noise = relative(plain[name], truth[name], moved)
-        distances.append(Distance(name, relative(master.cpu(), truth[name], moved), tolerance(noise, torch.float32)))
-    return distances
 
+    def __init__(self, parts: Parts, workers: Sequence[WorkerRecord]) -> None:
+        self._parts = parts
+        self._workers = workers
+        self._micros = parts.settings.workload.accumulation
+        self._state: State = {}
+        self._found: dict[tuple[str, int], _Worst] = {}
+        self._noise: dict[torch.device, Noise] = {}
+        self._control: Check | None = None
+        self._trouble: Check | None = None
+        self._judged = 0
+        self._ended = False
 
-def _same_bits(evidence: Evidence, worker: int, records: list[WorkerRecord]) -> None:
-    first, own = records[0].replica, records[worker].replica
-    assert first is not None and own is not None
-    others = dict(first.drafter.named_parameters())
-    differ = [name for name, each in own.drafter.named_parameters() if not torch.equal(each.cpu(), others[name].cpu())]
-    summary = (
-        f"{differ[0]} differs from the first replica's" if differ else "every parameter equals the first replica's"
-    )
-    outcome = Outcome.FAIL if differ else Outcome.PASS
-    evidence.add(Check("replicas", worker, outcome, summary, {"different": len(differ)}))
+    def begin_step(self) -> None:
+        """Keep what the next step starts from. The replicas are equal bit for bit: one copy stands for all."""
+        if not self._ended:
+            self._state = host_state(self._workers[0])
 
+    def end(self) -> None:
+        """Judge no more: the replicas differ, and what one of them starts from says nothing about another."""
+        self._ended = True
+        self._state = {}
 
-def _report(evidence: Evidence, name: str, worker: int, steps: Iterable[list[Distance]]) -> None:
-    """One check over all steps: the tensor that uses most of its tolerance, by name."""
-    found = [worst(distances) for distances in steps]
-    step = max(range(len(found)), key=lambda index: found[index].share)
-    most = found[step]
-    where = "" if len(found) == 1 else f" at step {step + 1}"
-    summary = f"worst in {most.name}{where}: {most.worst:.1e} relative, {most.allowed:.1e} allowed"
-    figures = {"worst": most.worst, "tolerance": most.allowed, "step": step + 1}
-    evidence.add(Check(name, worker, Outcome.PASS if most.good else Outcome.FAIL, summary, figures))
+    def judge(self, step: int, differ: Collection[int]) -> None:
+        """All workers' step `step` (from 0), which they have just taken. `differ`: those not equal to the first one."""
+        if self._ended:
+            return
+        try:
+            judged = [self._worker(step, worker) for worker in range(len(self._workers))]
+        except torch.OutOfMemoryError as error:
+            reason = str(error).splitlines()[0]
+            self._trouble = Check("reference", None, Outcome.INCONCLUSIVE, f"{_TOO_LARGE} ({reason})")
+            good = False
+        else:
+            good = self._exchange(step) and all(judged)
+            # the same bits need no second judgement
+            first = judge_update(self._workers[0], self._state, step)
+            for worker, record in enumerate(self._workers):
+                updated = judge_update(record, self._state, step) if worker in differ else first
+                good = self._take("parameters", worker, step, updated) and good
+            self._judged = step + 1
+        for record in self._workers:
+            record.step = StepRecord()
+        if not good:
+            self.end()
+        if any(each.type == "cuda" for each in self._parts.placement.drafters):
+            # what the reference needed is not the workers': their memory is looked at
+            torch.cuda.empty_cache()
 
+    def report(self) -> list[Check]:
+        """A check of each kind for each worker, causes before their consequences, and the negative control."""
+        found = [] if self._trouble is None else [self._trouble]
+        if not self._judged:
+            return found
+        workers = range(len(self._workers))
+        for worker in workers:
+            found += [self._found[name, worker].check(name, worker) for name in ("outputs", "loss", "gradients")]
+        for worker in workers:
+            if len(self._workers) == 1:
+                found.append(Check("exchange", worker, Outcome.NOT_CHECKED, "one drafter: nothing is exchanged"))
+            else:
+                found.append(self._found["exchange", worker].check("exchange", worker))
+            found.append(self._found["parameters", worker].check("parameters", worker))
+        return found if self._control is None else [*found, self._control]
 
-def _negative_control(evidence: Evidence, seen: StepRecord, pair: _Pair, dtype: torch.dtype) -> None:
-    """One worker's gradient of one parameter, made wrong: a comparison that does not notice proves nothing."""
-    wrong = {**seen.own, _CONTROL_PARAMETER: seen.own[_CONTROL_PARAMETER] * _CONTROL_ERROR}
-    found = {each.name: each for each in _gradients(wrong, pair, dtype)}[_CONTROL_PARAMETER]
-    outcome = Outcome.INCONCLUSIVE if found.good else Outcome.PASS
-    noticed = "not noticed" if found.good else "noticed"
-    summary = f"{_CONTROL_PARAMETER} made wrong by a quarter: {noticed}"
-    figures = {"worst": found.worst, "tolerance": found.allowed}
-    evidence.add(Check("negative_control", None, outcome, summary, figures))
+    def _take(self, name: str, worker: int, step: int, distances: list[Distance], note: str = "") -> bool:
+        return self._found.setdefault((name, worker), _Worst()).take(step, distances, note)
+
+    def _batches(self, worker: int, step: int) -> Sequence[Batch]:
+        return self._workers[worker].batches[step * self._micros : (step + 1) * self._micros]
+
+    def _reference(
+        self, dtype: torch.dtype, worker: int, step: int, batches: Sequence[Batch], order: Order | None = None
+    ) -> StepReference:
+        parts = self._parts
+        device = parts.placement.drafters[worker]
+        weights = {name: each.value for name, each in self._state.items()}
+        everyone = range(len(self._workers))
+        weight = sum(batch.weight_sum for other in everyone for batch in self._batches(other, step))
+        return Eager(parts.drafter, parts.frozen[device], dtype).step(weights, batches, 1.0 / weight, order)
+
+    def _worker(self, step: int, worker: int) -> bool:
+        dtype, record = self._parts.dtype, self._workers[worker]
+        noise = self._noise.setdefault(self._parts.placement.drafters[worker], Noise(dtype))
+        batches = self._batches(worker, step)
+        truth = self._reference(torch.float64, worker, step, batches)
+        # every worker's first step, then one worker's a step: rounding depends on shapes far more than on values
+        if step == 0 or step % len(self._workers) == worker:
+            self._measure(noise, truth, worker, step)
+        seen, own = record.step, record.step.own or record.gradients
+        outputs = [
+            Distance(HIDDEN, relative(found, right), tolerance(noise[HIDDEN], dtype))
+            for found, right in zip(seen.hidden, truth.hidden, strict=True)
+        ]
+        losses = [
+            Distance(LOSS, relative(number(found), number(right)), tolerance(noise[LOSS], dtype))
+            for found, right in zip(seen.loss_sums, truth.loss_sums, strict=True)
+        ]
+        gradients = compare(own, truth.gradient, noise, dtype)
+        if self._control is None and worker == len(self._workers) - 1:
+            self._control = perturbed_gradient(own, truth.gradient, noise, dtype)
+        note = "" if worst(gradients).good else self._note(step, worker, own, truth.gradient, gradients)
+        judged = [
+            self._take("outputs", worker, step, outputs),
+            self._take("loss", worker, step, losses),
+            self._take("gradients", worker, step, gradients, note),
+        ]
+        return all(judged)
+
+    def _measure(self, noise: Noise, truth: StepReference, worker: int, step: int) -> None:
+        """Eager code in the run's dtype, once on a device in another order as well."""
+        dtype, batches = self._parts.dtype, self._batches(worker, step)
+        plain = self._reference(dtype, worker, step, batches)
+        if not noise:
+            half = Order(group=max(1, min(GROUP, self._parts.settings.workload.anchors) // 2), backwards=True)
+            other = self._reference(dtype, worker, step, batches, half)
+            noise.see(other, truth)
+            noise.see(other, plain)
+        noise.see(plain, truth)
+
+    def _note(self, step: int, worker: int, own: Named, truth: Named, distances: list[Distance]) -> str:
+        others = candidates([each.batches for each in self._workers], worker, step, self._micros)
+
+        def gradient(batches: Sequence[Batch]) -> Named:
+            return self._reference(torch.float64, worker, step, batches).gradient
+
+        return explain(own, truth, distances, gradient, others)
+
+    @torch.no_grad()
+    def _exchange(self, step: int) -> bool:
+        """Each worker's gradients after the exchange against the sum of those that went in."""
+        if len(self._workers) == 1:
+            return True
+        dtype = self._parts.dtype
+        distances: list[list[Distance]] = [[] for _ in self._workers]
+        gradients = [record.gradients for record in self._workers]
+        for name, first in gradients[0].items():
+            given = [each.step.own[name].to(first.device) for each in self._workers]
+            truth = torch.stack([each.double() for each in given]).sum(dim=0)
+            plain = given[0].clone()
+            for each in given[1:]:
+                plain += each
+            allowed = tolerance(relative(plain, truth), dtype)
+            off = relative(first, truth)
+            for found, exchanged in zip(distances, gradients, strict=True):
+                same = torch.equal(exchanged[name].to(first.device), first)
+                found.append(Distance(name, off if same else relative(exchanged[name], truth), allowed))
+        judged = [self._take("exchange", worker, step, each) for worker, each in enumerate(distances)]
+        return all(judged)

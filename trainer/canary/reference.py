@@ -1,4 +1,4 @@
-"""The eager reference: the worker's own weights, dense masks, plain cross-entropy, one worker at a time.
+"""The eager reference: the workers' own weights, dense masks, plain cross-entropy, one worker at a time.
 
 It is written apart from `step.py` and `loss.py`: blocks go through in groups (a block's result depends on the context
 and itself only), so that neither attention scores nor logits of the real shapes ever exist at once.
@@ -18,12 +18,28 @@ from trainer.canary.witness import Named
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.step import Batch, FrozenHead
 
-_GROUP = 16
+GROUP = 16
+
+
+@dataclass(frozen=True)
+class Order:
+    """How blocks are grouped, and which group comes first: another order is another, equally right, rounding."""
+
+    group: int = GROUP
+    backwards: bool = False
+
+    def parts(self, slots: int) -> list[slice]:
+        """The groups of `slots` anchor slots, in the order in which they are computed."""
+        found = [slice(start, min(start + self.group, slots)) for start in range(0, slots, self.group)]
+        return found[::-1] if self.backwards else found
 
 
 @dataclass(frozen=True)
 class StepReference:
-    """Of one worker's step, on the host in float64: hidden states and loss sum by micro-batch, the step's gradient."""
+    """Of one worker's step, on its device: hidden states and loss sum by micro-batch, the step's gradient.
+
+    The gradient is as wide as it was summed up: float64 of float64, else float32.
+    """
 
     hidden: list[Tensor]
     loss_sums: list[float]
@@ -31,37 +47,45 @@ class StepReference:
 
 
 class Eager:
-    """Computes steps of one device's workers in `dtype`; holds the frozen weights in that dtype."""
+    """Computes steps of one device's workers in `dtype`.
+
+    On the device, in bytes a parameter: the weights (8 in float64), the gradient's sum (8, else 4), and for a moment
+    the gradient of one parameter; besides them the head in `dtype` and one group's activations.
+    """
 
     def __init__(self, config: DrafterConfig, frozen: FrozenHead, dtype: torch.dtype) -> None:
         self._config = config
         self._dtype = dtype
-        self._embed = frozen.embed_weight.to(dtype)
-        tied = frozen.head_weight is frozen.embed_weight
-        self._head = self._embed if tied else frozen.head_weight.to(dtype)
+        self._embed = frozen.embed_weight
+        self._head = frozen.head_weight.to(dtype)
 
-    def step(self, weights: Named, batches: Sequence[Batch], normaliser: float) -> StepReference:
-        """One step's forward-backwards from `weights`; the gradient is rounded once, to the dtype."""
+    def step(
+        self, weights: Named, batches: Sequence[Batch], normaliser: float, order: Order | None = None
+    ) -> StepReference:
+        """One step's forward-backwards from `weights`, which may be the wider master copies."""
         drafter = DFlashDrafter(self._config, device="meta", dtype=self._dtype)
-        device = self._embed.device
-        # copies of the worker's own weights: a reference that draws them again proves nothing
-        copies = {name: each.to(device, self._dtype, copy=True) for name, each in weights.items()}
+        device, rounded = self._embed.device, self._embed.dtype
+        # copies of the workers' own weights: a reference that draws them again proves nothing
+        copies = {name: each.to(device, rounded).to(self._dtype, copy=True) for name, each in weights.items()}
         drafter.load_state_dict(copies, assign=True)
         parameters = dict(drafter.requires_grad_(True).named_parameters())
-        total = {name: torch.zeros_like(each, dtype=torch.float64) for name, each in parameters.items()}
+        wide = torch.promote_types(self._dtype, torch.float32)
+        total = {name: torch.zeros_like(each, dtype=wide) for name, each in parameters.items()}
+        for name, each in parameters.items():
+            each.register_post_accumulate_grad_hook(_adds_to(total[name]))
         hidden, losses = [], []
         for batch in batches:
-            groups, loss_sum = [], 0.0
-            for start in range(0, batch.anchors.positions.shape[1], _GROUP):
-                out, loss = self._group(drafter, batch, slice(start, start + _GROUP))
-                gradients = torch.autograd.grad(loss * normaliser, list(parameters.values()))
-                for name, gradient in zip(parameters, gradients, strict=True):
-                    total[name] += gradient
-                groups.append(out.detach().cpu())
+            found: dict[int, Tensor] = {}
+            loss_sum = 0.0
+            for part in (order or Order()).parts(batch.anchors.positions.shape[1]):
+                out, loss = self._group(drafter, batch, part)
+                # into the hooks, one parameter at a time: two whole gradients never exist at once
+                (loss * normaliser).backward()
+                found[part.start] = out.detach()
                 loss_sum += float(loss.detach())
-            hidden.append(torch.cat(groups, dim=1))
+            hidden.append(torch.cat([found[start] for start in sorted(found)], dim=1))
             losses.append(loss_sum)
-        return StepReference(hidden, losses, {name: each.to(self._dtype).cpu() for name, each in total.items()})
+        return StepReference(hidden, losses, total)
 
     def _group(self, drafter: DFlashDrafter, batch: Batch, part: slice) -> tuple[Tensor, Tensor]:
         """Hidden states [N, a * B, D] of a group of a blocks, and their weighted loss sum."""
@@ -69,7 +93,7 @@ class Eager:
         anchors = Anchors(batch.anchors.positions[:, part], batch.anchors.keep[:, part])
         ids = block_token_ids(batch.input_ids, anchors, size, self._config.mask_token_id)
         mask = dense_block_mask(anchors, batch.lengths, bucket, size)
-        block = nn.functional.embedding(ids, self._embed)
+        block = nn.functional.embedding(ids, self._embed).to(self._dtype)
         hidden = drafter(block, batch.features.to(self._dtype), anchors.positions, mask)
         logits = nn.functional.linear(hidden, self._head)
         wide = logits.to(torch.promote_types(self._dtype, torch.float32))
@@ -78,41 +102,13 @@ class Eager:
         return hidden, (losses * weights).sum()
 
 
-def sum_gradients(gradients: Sequence[Named], dtype: torch.dtype) -> Named:
-    """What the exchange should give: the sum in worker order. Each is normalised by the weight of all already."""
-    names = gradients[0]
-    total = {name: gradients[0][name].to(dtype).clone() for name in names}
-    for other in gradients[1:]:
-        for name in names:
-            total[name] += other[name].to(dtype)
-    return total
+class _adds_to:  # noqa: N801 -- reads as a verb
+    """A parameter's hook: moves its new gradient into `total`."""
 
+    def __init__(self, total: Tensor) -> None:
+        self._total = total
 
-@dataclass(frozen=True)
-class AdamWRule:
-    """AdamW with clipping as the papers have it, without torch.optim: decoupled decay, bias correction."""
-
-    rate: float
-    betas: tuple[float, float]
-    weight_decay: float
-    clip: float
-    epsilon: float = 1e-8
-
-    def train(self, start: Named, gradients: Sequence[Named], dtype: torch.dtype) -> Named:
-        """Parameters after one update for each gradient, computed in `dtype` on the host."""
-        values = {name: each.to(dtype, copy=True) for name, each in start.items()}
-        first = {name: torch.zeros_like(each) for name, each in values.items()}
-        second = {name: torch.zeros_like(each) for name, each in values.items()}
-        beta1, beta2 = self.betas
-        for step, gradient in enumerate(gradients, 1):
-            wide = {name: each.to(dtype) for name, each in gradient.items()}
-            norm = float(torch.stack([each.double().square().sum() for each in wide.values()]).sum().sqrt())
-            scale = min(1.0, self.clip / (norm + 1e-6))
-            for name, value in values.items():
-                clipped = wide[name] * scale
-                first[name].mul_(beta1).add_(clipped, alpha=1 - beta1)
-                second[name].mul_(beta2).addcmul_(clipped, clipped, value=1 - beta2)
-                root = (second[name] / (1 - beta2**step)).sqrt() + self.epsilon
-                value.mul_(1 - self.rate * self.weight_decay)
-                value.sub_(self.rate * (first[name] / (1 - beta1**step)) / root)
-        return values
+    def __call__(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        self._total += parameter.grad
+        parameter.grad = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Sequence
 
 from trainer.canary.evidence import Check, Evidence, Outcome
 from trainer.canary.gate import GateRecord
-from trainer.compile import CompileEvent
+from trainer.compile import CompileEvent, GraphCounts
 
 _FRAME = "DYNAMO"
 _MEMORY_STEPS = 3
@@ -28,6 +30,22 @@ def judge_structure(record: GateRecord, evidence: Evidence) -> None:
     if record.failure is None:
         _graphs(record, evidence)
         _memory(record, evidence)
+
+
+def own_code_objects(events: Sequence[CompileEvent], worker: str) -> int:
+    """How many code objects `worker` compiled, inside the gate, that nobody else did.
+
+    Dynamo numbers code objects: the first compile of each is `N/0`. Who runs another's compiles nothing.
+    """
+    frames = [event for event in events if event.trigger == _FRAME]
+    uses = Counter(_frame(event) for event in frames)
+    return len({_frame(event) for event in frames if event.holder == worker and uses[_frame(event)] == 1})
+
+
+def replays_by_step(counts: Sequence[GraphCounts], device: int) -> list[int]:
+    """The replays on CUDA device `device` between each of `counts` and the next."""
+    seen = [each.replays.get(device, 0) for each in counts]
+    return [after - before for before, after in itertools.pairwise(seen)]
 
 
 def _moved(record: GateRecord, evidence: Evidence) -> None:
@@ -52,17 +70,13 @@ def _compile_gate(record: GateRecord, evidence: Evidence) -> None:
 
 
 def _code_objects(record: GateRecord, evidence: Evidence) -> None:
-    """Dynamo numbers code objects: the first compile of each is `N/0`. Every worker needs its own for each bucket."""
-    frames = [event for event in record.compiles if event.trigger == _FRAME]
-    uses = Counter(_frame(event) for event in frames)
-    # the step and the hidden states
+    """Every worker needs its own for each bucket, of the step and of the hidden states."""
     wanted = 2 * len(record.parts.settings.workload.buckets)
     for worker in range(len(record.workers)):
-        own = {_frame(event) for event in frames if event.holder == f"drafter-{worker}"}
-        alone = {frame for frame in own if uses[frame] == 1}
-        good = len(alone) >= wanted
-        summary = f"{len(alone)} code objects of its own" + ("" if good else f", {wanted} needed: it runs another's")
-        figures = {"own": len(alone), "needed": wanted}
+        own = own_code_objects(record.compiles, f"drafter-{worker}")
+        good = own >= wanted
+        summary = f"{own} code objects of its own" + ("" if good else f", {wanted} needed: it runs another's")
+        figures = {"own": own, "needed": wanted}
         evidence.add(Check("code_objects", worker, Outcome.PASS if good else Outcome.FAIL, summary, figures))
 
 
@@ -80,26 +94,38 @@ def _recompiles(record: GateRecord, evidence: Evidence) -> None:
 def _graphs(record: GateRecord, evidence: Evidence) -> None:
     parts, work = record.parts, record.parts.settings.workload
     devices = [each for each in parts.placement.drafters if parts.strategy.uses_graphs(each)]
-    if not devices or record.graphs is None:
+    if not devices:
         why = "no drafter is on CUDA" if parts.strategy.graphs else f"strategy {parts.strategy.name} uses no graphs"
-        evidence.add(Check("cuda_graphs", None, Outcome.NOT_CHECKED, why))
+        for name in ("cuda_graphs", "graph_pools"):
+            evidence.add(Check(name, None, Outcome.NOT_CHECKED, why))
         return
-    opened, ended = record.graphs
+    counts = record.graphs
     for index, workers in sorted(Counter(each.index or 0 for each in devices).items()):
         # the step's, and those of the forward that shows the hidden states
         step = parts.strategy.replays_per_step(work.accumulation, work.drafter_threads)
-        hidden = parts.strategy.replays_per_call * work.accumulation
-        wanted = workers * work.canary_steps * (step + hidden)
-        replays = ended.replays.get(index, 0) - opened.replays.get(index, 0)
-        captures = ended.captures.get(index, 0) - opened.captures.get(index, 0)
-        good = replays >= wanted and captures == 0 and opened.captures.get(index, 0) > 0
-        summary = f"cuda:{index}: {replays} replays (at least {wanted} needed), {captures} captures in the steady phase"
-        figures = {"replays": replays, "needed": wanted, "late_captures": captures}
+        wanted = workers * (step + parts.strategy.replays_per_call * work.accumulation)
+        replays = replays_by_step(counts, index)
+        off = [each for each in replays if each != wanted]
+        captures = counts[-1].captures.get(index, 0) - counts[0].captures.get(index, 0)
+        good = not off and captures == 0 and counts[0].captures.get(index, 0) > 0
+        summary = f"cuda:{index}: {wanted} replays a step needed, {off[0] if off else wanted} found" + (
+            f" in step {replays.index(off[0]) + 1}" if off else f" in each of {len(replays)}"
+        )
+        summary += f"; {captures} captures in the steady phase"
+        figures = {"replays": sum(replays), "needed": wanted * len(replays), "late_captures": captures}
         evidence.add(Check("cuda_graphs", None, Outcome.PASS if good else Outcome.FAIL, summary, figures))
+        pools = record.pools.get(index, 0)
+        summary = f"cuda:{index}: {pools} private pools of graphs for {workers} drafters"
+        outcome = Outcome.PASS if pools >= workers else Outcome.FAIL
+        evidence.add(Check("graph_pools", None, outcome, summary, {"pools": pools, "needed": workers}))
+    used = {each.index or 0 for each in devices}
+    for index in sorted(set(record.pools) - used):
+        summary = f"cuda:{index}: {record.pools[index]} private pools, and no drafter is there: set_device was left out"
+        evidence.add(Check("graph_pools", None, Outcome.FAIL, summary, {"pools": record.pools[index], "needed": 0}))
 
 
 def _memory(record: GateRecord, evidence: Evidence) -> None:
-    """The first step allocates the optimiser's state; from then on nothing may grow."""
+    """After the first step all is allocated that the gate needs, the reference's part included; then nothing grows."""
     seen = record.allocated
     if not seen or not seen[0]:
         evidence.add(Check("memory", None, Outcome.NOT_CHECKED, "no drafter is on CUDA"))

@@ -1,7 +1,7 @@
-"""Witnesses: the parts of a worker's step wrapped, so that what they take and give is kept for the judge.
+"""Witnesses: the parts of a worker's step wrapped, so that what they take and give is there for the judge.
 
-They run in the worker's thread and on its stream, and copy to host memory (about three times the drafter's size for
-each worker and step): nothing stays on the device, and the worker's own code is the run's.
+They run in the worker's thread and on its stream, and the worker's own code is the run's. What they keep is in host
+memory, and of one step only: the judge looks while all workers stand still, and drops it.
 """
 
 from __future__ import annotations
@@ -27,23 +27,42 @@ Named = dict[str, Tensor]
 
 @dataclass
 class StepRecord:
-    """One optimiser step of one worker: parameters before it, outputs and loss sums by micro-batch, gradients."""
+    """One optimiser step of one worker: hidden states and loss sum by micro-batch, gradients before the exchange.
 
-    before: Named
+    `own` is empty where nothing is exchanged: the gradients are then the step's own, which nothing writes later.
+    """
+
     hidden: list[Tensor] = field(default_factory=list)
     loss_sums: list[float] = field(default_factory=list)
     own: Named = field(default_factory=dict)
-    exchanged: Named = field(default_factory=dict)
 
 
 @dataclass
 class WorkerRecord:
-    """All that is kept of one worker. `names` are the parameters', in the order of the step's gradients."""
+    """All that is kept of one worker; `step` is the one that was just taken.
+
+    `batches` stay on the device to the end: memory that fell as they went would hide memory that grows.
+    """
 
     batches: list[Batch]
-    names: tuple[str, ...] = ()
-    steps: list[StepRecord] = field(default_factory=list)
     replica: DrafterReplica | None = None
+    step: StepRecord = field(default_factory=StepRecord)
+
+    @property
+    def trained(self) -> DrafterReplica:
+        """The replica, once it is built."""
+        assert self.replica is not None
+        return self.replica
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters', in the order of the step's gradients."""
+        return tuple(name for name, _ in self.trained.drafter.named_parameters())
+
+    @property
+    def gradients(self) -> Named:
+        """The replica's gradients themselves, on its device: after a step, the exchanged ones."""
+        return dict(zip(self.names, self.trained.step.gradients, strict=True))
 
 
 def host_copy(tensor: Tensor) -> Tensor:
@@ -80,15 +99,15 @@ class HiddenFunction:
 
 
 class WatchedStep:
-    """A `TrainingStep` that keeps the parameters before each step, the hidden states and the loss sums."""
+    """A `TrainingStep` that keeps hidden states and loss sums. `stop` is called before its first micro-batch of all."""
 
     def __init__(
-        self, inner: TrainingStep, drafter: DFlashDrafter, hidden: HiddenFunction, record: WorkerRecord
+        self, inner: TrainingStep, hidden: HiddenFunction, record: WorkerRecord, stop: Callable[[], None]
     ) -> None:
         self._inner = inner
-        self._drafter = drafter
         self._hidden = hidden
         self._record = record
+        self._stop: Callable[[], None] | None = stop
 
     @property
     def rate(self) -> Tensor:
@@ -102,10 +121,12 @@ class WatchedStep:
 
     def accumulate(self, batch: Batch, normaliser: Tensor, *, first: bool, last: bool) -> StepStats:
         """See `TrainingStep`."""
+        if self._stop is not None:
+            stop, self._stop = self._stop, None
+            stop()
         if first:
-            before = {name: host_copy(each) for name, each in self._drafter.named_parameters()}
-            self._record.steps.append(StepRecord(before))
-        step = self._record.steps[-1]
+            self._record.step = StepRecord()
+        step = self._record.step
         # before the last micro-batch, which may update the parameters
         step.hidden.append(host_copy(self._hidden(batch)))
         stats = self._inner.accumulate(batch, normaliser, first=first, last=last)
@@ -118,7 +139,7 @@ class WatchedStep:
 
 
 class WatchedExchange:
-    """An `Exchange` that keeps each worker's gradients before and after."""
+    """An `Exchange` that keeps each worker's gradients as they were before it."""
 
     def __init__(self, inner: Exchange, records: Sequence[WorkerRecord]) -> None:
         self._inner = inner
@@ -134,15 +155,10 @@ class WatchedExchange:
 
     def gradients(self, worker: int, gradients: Sequence[Tensor]) -> None:
         """See `Exchange`."""
-        record = self._records[worker]
-        step = record.steps[-1]
-        step.own = _named(record.names, gradients)
+        if len(self._records) > 1:
+            record = self._records[worker]
+            record.step.own = {name: host_copy(each) for name, each in zip(record.names, gradients, strict=True)}
         self._inner.gradients(worker, gradients)
-        step.exchanged = _named(record.names, gradients)
-
-
-def _named(names: Sequence[str], tensors: Sequence[Tensor]) -> Named:
-    return {name: host_copy(each) for name, each in zip(names, tensors, strict=True)}
 
 
 @dataclass(frozen=True)
