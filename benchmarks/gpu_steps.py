@@ -1,0 +1,159 @@
+"""Figures of the compile strategies on this machine's GPU, in one run: `python benchmarks/gpu_steps.py NAME`.
+
+Speed and memory of each strategy for a launch-bound model, alone and with two replicas that exchange; up to twelve
+threads on the GPU, each one's gradient checked; the canary's wall time with cold and warm caches. `seed` is the first
+team's loop, without this library: reduce-overhead with trees off, torch's own fused AdamW in bfloat16, no masters.
+Writes `results/NAME/steps.md`, `steps.json` and `claim.json`. Without a GPU it runs small, to try the script, and makes
+no claim.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from claims import RESULTS, ROOT, sources_digest
+
+SOURCES = ["trainer/compile", "trainer/optimizer.py", "trainer/exchange.py"]
+STRATEGIES = ("eager", "default", "seed", "reduce-overhead", "whole-step")
+AT_ONCE = 6
+LIMIT_S = 240
+QUICKSTART_ON_CUDA = ("require_cuda=true", "dtype=bfloat16", "target_dtype=bfloat16")
+
+
+def cases(small: bool) -> list[dict[str, Any]]:
+    """What is measured, in the table's order."""
+    if small:
+        shape: dict[str, Any] = {"width": 32, "layers": 1, "steps": 3}
+        return [
+            {**shape, "strategy": each, "replicas": replicas, "exchange": replicas > 1}
+            for each in STRATEGIES
+            for replicas in (1, 2)
+        ]
+    alone = [
+        {"strategy": each, "width": width, "profile": each == "whole-step"}
+        for width in (512, 1024)
+        for each in STRATEGIES
+    ]
+    pairs = [
+        {"strategy": each, "width": width, "replicas": 2, "exchange": True}
+        for width in (512, 1024)
+        for each in STRATEGIES[-2:]
+    ]
+    stress = [
+        {"strategy": each, "replicas": threads, "steps": 100} for each in STRATEGIES[-2:] for threads in (2, 4, 8, 12)
+    ]
+    return [*alone, *pairs, *stress]
+
+
+def main() -> None:
+    """Exits with 1 if a case failed or was not right."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        with ThreadPoolExecutor(AT_ONCE if cuda else 1) as pool:
+            found = list(pool.map(lambda case: _run_case(case, scratch), cases(small=not cuda)))
+        canaries = [_canary(scratch / "canary", word) for word in ("cold", "warm")] if cuda else []
+    table = "\n".join([*_table(found), "", *(f"* canary, {each['caches']}: {each['text']}" for each in canaries)])
+    print(table)
+    if cuda:
+        out = RESULTS / sys.argv[1]
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "steps.md").write_text(table + "\n")
+        (out / "steps.json").write_text(json.dumps({"cases": found, "canaries": canaries}, indent=2) + "\n")
+        claim = {
+            "date": time.strftime("%Y-%m-%d"),
+            "gpu": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "command": f"python benchmarks/gpu_steps.py {sys.argv[1]}",
+            "figures": "steps.json",
+            "sources": SOURCES,
+            "digest": sources_digest(SOURCES),
+        }
+        (out / "claim.json").write_text(json.dumps(claim, indent=2) + "\n")
+    bad = [each for each in found if not each.get("right")] + [each for each in canaries if each["exit"]]
+    sys.exit(1 if bad else 0)
+
+
+def _run_case(case: dict[str, Any], scratch: Path) -> dict[str, Any]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "LOCK": str(scratch / "lock"),
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+    }
+    command = [sys.executable, str(ROOT / "benchmarks" / "step_case.py"), json.dumps(case)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {"case": case, "failed": f"not done after {LIMIT_S} s"}
+    if done.returncode:
+        return {"case": case, "failed": done.stderr.strip()[-2000:] or f"exit {done.returncode}"}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _table(found: list[dict[str, Any]]) -> list[str]:
+    """One line a case; `x seed` is how many times faster than the seed (else reduce-overhead) with the same shape."""
+    seed = {
+        _shape(each["case"]): each["ms_a_step"]
+        for name in ("reduce-overhead", "seed")
+        for each in found
+        if each["case"]["strategy"] == name and "failed" not in each
+    }
+    lines = [
+        "| strategy | d | replicas | ms a step | x seed | steps/s, all | kernels, ms | worst / tolerance | peak MiB "
+        "| warm-up s |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for each in found:
+        case = each["case"]
+        who = f"{case.get('replicas', 1)}{' exchanging' if case.get('exchange') else ''}"
+        start = f"| {case['strategy']} | {case.get('width', 512)} | {who} "
+        if "failed" in each:
+            lines.append(f"{start}| failed: {each['failed'].splitlines()[-1]} |||||||")
+            continue
+        ms, reference = each["ms_a_step"], seed.get(_shape(case))
+        cells = [
+            f"{ms:.3f}",
+            f"{reference / ms:.2f}" if reference else "",
+            f"{each['steps_a_second_all']:.0f}",
+            f"{each['kernels_ms_a_step']:.3f}" if "kernels_ms_a_step" in each else "",
+            f"{each['worst_share_of_tolerance']:.2f}",
+            f"{each.get('peak_allocated_mib', 0):.0f}",
+            f"{max(each['warm_up_s']):.1f}",
+        ]
+        lines.append(f"{start}| {' | '.join(cells)} |")
+    return lines
+
+
+def _shape(case: dict[str, Any]) -> tuple[Any, ...]:
+    return case.get("width", 512), case.get("replicas", 1), case.get("exchange", False)
+
+
+def _canary(home: Path, caches: str) -> dict[str, Any]:
+    """`dflash-ops canary` at quickstart shapes with whole-step; the first call has nothing in its caches."""
+    home.mkdir(exist_ok=True)
+    settings = [word for each in (*QUICKSTART_ON_CUDA, "strategy=whole-step") for word in ("--set", each)]
+    command = [sys.executable, "-m", "dflash_ops", "canary", "--host", "local", "--json", *settings]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=home, check=False)
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    by_name = {each["event"]: each for each in events}
+    said = [each["text"] for each in events if each["event"] == "log" and " took " in each.get("text", "")]
+    seconds = by_name.get("verdict", {}).get("evidence", {}).get("figures", {}).get("seconds")
+    text = f"exit {done.returncode}, {seconds} s in the canary; " + "; ".join(line.strip() for line in said)
+    return {"caches": caches, "exit": done.returncode, "text": text, "events": list(by_name)}
+
+
+if __name__ == "__main__":
+    main()
