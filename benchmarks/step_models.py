@@ -1,0 +1,261 @@
+"""What `step_case.py` trains: a launch-bound transformer, and the drafter at real shapes. Random data throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from trainer.anchors import Anchors, sample_anchors
+from trainer.canary.measure import relative, tolerance
+from trainer.compile import STRATEGIES, CompiledStep, Prepared, StepDefinition, compiled_step
+from trainer.dflash_model import DFlashDrafter
+from trainer.drafter_config import DrafterConfig
+from trainer.loss import block_labels, decay_gamma
+from trainer.optimizer import MasterAdamW
+from trainer.step import Batch, DrafterStep, FrozenHead
+
+ROWS, TOKENS, HEADS = 2, 256, 8
+BATCHES = 4
+
+
+class Trained(Protocol):
+    """One replica, in its thread."""
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """What an exchange sums."""
+        ...
+
+    def accumulate(self, number: int) -> None:
+        """Forward and backward of the step's only micro-batch."""
+        ...
+
+    def update(self) -> None:
+        """Clip and optimiser."""
+        ...
+
+    def share(self) -> float | None:
+        """Takes a last step and compares its gradient: worst share of the tolerance; None where nothing is compared."""
+        ...
+
+
+class Block(nn.Module):
+    """Attention and a gated feed-forward, pre-norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 8 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, S, D] to the same."""
+        rows, tokens, width = x.shape
+        heads = self.qkv(self.norm1(x)).view(rows, tokens, 3, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
+        seen = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(rows, tokens, width))
+        gate, value = self.up(self.norm2(x)).chunk(2, dim=-1)
+        return x + self.down(nn.functional.silu(gate) * value)
+
+
+class LaunchBound:
+    """5 layers (by default), 2 x 256 tokens: kernels so short that launching them is what takes the time."""
+
+    def __init__(self, strategy: str, width: int, layers: int, index: int, *, exchanged: bool, device: torch.device):
+        self._dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        generator = torch.Generator(device).manual_seed(1000 + index)
+        with torch.random.fork_rng():
+            torch.manual_seed(0 if exchanged else index)
+            self._module = nn.Sequential(*[Block(width) for _ in range(layers)]).to(device, self._dtype)
+        shape = (ROWS, TOKENS, width)
+        self._batches = [
+            [torch.randn(shape, device=device, dtype=self._dtype, generator=generator) for _ in range(2)]
+            for _ in range(BATCHES)
+        ]
+        self._normaliser = torch.full((), 1.0 / (ROWS * TOKENS * width), device=device)
+        self._step = self._built(strategy, f"replica_{index}", exchanged=exchanged)
+        self._step.rate.fill_(1e-4)
+
+    def _built(self, strategy: str, name: str, *, exchanged: bool) -> CompiledStep:
+        example = [*self._batches[0], self._normaliser]
+        if strategy == "seed":
+            return Seed(self._module, example)
+        parameters = list(self._module.named_parameters())
+        definition = StepDefinition(
+            module=self._module,
+            loss=_squares(self._module),
+            optimizer=MasterAdamW(parameters, betas=(0.9, 0.95), weight_decay=0.01, clip=1.0),
+            prepare=lambda *inputs: Prepared(inputs),
+        )
+        return compiled_step(definition, STRATEGIES[strategy], [example], name=name)
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """See `Trained`."""
+        return self._step.gradients
+
+    def accumulate(self, number: int) -> None:
+        """See `Trained`."""
+        self._step.accumulate(*self._batches[number % BATCHES], self._normaliser, first=True, last=True)
+
+    def update(self) -> None:
+        """See `Trained`."""
+        self._step.update()
+
+    def share(self) -> float | None:
+        """See `Trained`: against eager code and float64, from the same weights."""
+        parameters = list(self._module.parameters())
+        before = [each.detach().clone() for each in parameters]
+        self.accumulate(0)
+        mine = [each.detach().clone() for each in self._step.gradients]
+        with torch.no_grad():
+            for each, kept in zip(parameters, before, strict=True):
+                each.copy_(kept)
+        plain = self._eager(self._module)
+        truth = self._eager(self._module.double())
+        return max(
+            relative(found, true) / tolerance(relative(eager, true), self._dtype)
+            for found, eager, true in zip(mine, plain, truth, strict=True)
+        )
+
+    def _eager(self, module: nn.Module) -> list[Tensor]:
+        dtype = next(module.parameters()).dtype
+        loss, _ = _squares(module)(*(each.to(dtype) for each in self._batches[0]), self._normaliser)
+        return list(torch.autograd.grad(loss, list(module.parameters())))
+
+
+def _squares(module: nn.Module) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def loss(inputs: Tensor, wanted: Tensor, normaliser: Tensor, /) -> tuple[Tensor, Tensor]:
+        total = (module(inputs) - wanted).float().square().sum() * normaliser
+        return total, total.detach()
+
+    return loss
+
+
+class Seed:
+    """A `CompiledStep` as the first team wrote it: reduce-overhead with trees off, `.grad`, torch's fused AdamW."""
+
+    def __init__(self, module: nn.Module, example: list[Tensor]) -> None:
+        self._module = module
+        options = {**torch._inductor.list_mode_options("reduce-overhead"), "triton.cudagraph_trees": False}
+        self._loss = torch.compile(_squares(module), options=options)
+        self._adamw = torch.optim.AdamW(module.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)
+        self.rate = torch.zeros(())
+        for each in module.parameters():
+            each.grad = torch.zeros_like(each)
+        # its backward reads the inputs where they lay at the capture
+        self._held = [each.clone() for each in example]
+        for _ in range(3):
+            self.accumulate(*example, first=True, last=True)
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """See `CompiledStep`."""
+        return [each.grad for each in self._module.parameters() if each.grad is not None]
+
+    def accumulate(self, *inputs: Tensor, first: bool, last: bool) -> Tensor:
+        """See `CompiledStep`; every step has one micro-batch here."""
+        for held, value in zip(self._held, inputs, strict=True):
+            held.copy_(value)
+        self._adamw.zero_grad(set_to_none=False)
+        loss, seen = self._loss(*self._held)
+        loss.backward()
+        return seen.clone()
+
+    def update(self) -> Tensor:
+        """See `CompiledStep`."""
+        norm = nn.utils.clip_grad_norm_(self._module.parameters(), 1.0)
+        self._adamw.step()
+        return norm
+
+
+# (hidden, FFN, drafter layers, heads, key heads, head size, vocabulary), then (tokens, anchors, block size)
+DRAFTERS = {
+    "drafter-tiny": ((32, 48, 1, 2, 1, 16, 64), (64, 4, 4)),
+    "drafter-135m": ((576, 1536, 2, 9, 3, 64, 49152), (256, 64, 8)),
+    "drafter-8b": ((4096, 12288, 5, 32, 8, 128, 151936), (3072, 512, 16)),
+}
+
+
+class Drafter:
+    """The real drafter over a random frozen head: SmolLM2-135M's shape, or Qwen3-8B's."""
+
+    def __init__(self, model: str, strategy: str, index: int, *, exchanged: bool, device: torch.device) -> None:
+        (hidden, ffn, layers, heads, key_heads, head, vocabulary), (tokens, anchors, block) = DRAFTERS[model]
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        config = DrafterConfig(
+            hidden_size=hidden,
+            intermediate_size=ffn,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=key_heads,
+            head_dim=head,
+            rms_norm_eps=1e-6,
+            rope_theta=1e6,
+            vocab_size=vocabulary,
+            block_size=block,
+            num_target_layers=36,
+            target_layer_ids=(1, 9, 17, 25, 33),
+            mask_token_id=vocabulary - 1,
+            max_position_embeddings=4096,
+            tie_word_embeddings=False,
+            initializer_range=0.02,
+        )
+        generator = torch.Generator().manual_seed(index)
+        drafter = DFlashDrafter(config, device="cpu", dtype=dtype, generator=torch.Generator().manual_seed(0))
+        drafter = drafter.to(device).requires_grad_(True)
+        on_device = torch.Generator(device).manual_seed(7)
+        embed = torch.randn((vocabulary, hidden), device=device, generator=on_device).mul_(0.02).to(dtype)
+        self._batches = [_batch(config, tokens, anchors, generator, embed) for _ in range(2)]
+        self._normaliser = torch.full((), 1.0 / self._batches[0].weight_sum, device=device)
+        self._step = DrafterStep(
+            drafter,
+            FrozenHead(embed, embed),
+            MasterAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.0, clip=1.0),
+            STRATEGIES[strategy],
+            buckets=[tokens],
+            rows=1,
+            slots=anchors,
+            name=f"replica_{index}",
+        )
+        self._step.rate.fill_(1e-5)
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """See `Trained`."""
+        return self._step.gradients
+
+    def accumulate(self, number: int) -> None:
+        """See `Trained`."""
+        self._step.accumulate(self._batches[number % 2], self._normaliser, first=True, last=True)
+
+    def update(self) -> None:
+        """See `Trained`."""
+        self._step.update()
+
+    def share(self) -> float | None:
+        """Nothing is compared: the canary's gate does that."""
+        return None
+
+
+def _batch(config: DrafterConfig, tokens: int, anchors: int, generator: torch.Generator, embed: Tensor) -> Batch:
+    device, dtype = embed.device, embed.dtype
+    ids = torch.randint(0, config.vocab_size - 1, (1, tokens), generator=generator)
+    lengths = torch.tensor([tokens])
+    mask = torch.ones((1, tokens), dtype=torch.bool)
+    found = sample_anchors(mask, lengths, anchors, generator)
+    labels, weights = block_labels(ids, mask, lengths, found, config.block_size, decay_gamma(config.block_size))
+    features = torch.randn((1, tokens, len(config.target_layer_ids) * config.hidden_size), generator=generator)
+    return Batch(
+        row_ids=(0,),
+        input_ids=ids.to(device),
+        lengths=lengths.to(device),
+        features=features.to(device, dtype),
+        anchors=Anchors(found.positions.to(device), found.keep.to(device)),
+        labels=labels.to(device),
+        weights=weights.to(device),
+        weight_sum=float(weights.double().sum()),
+    )
