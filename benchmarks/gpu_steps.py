@@ -60,28 +60,40 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        with ThreadPoolExecutor(AT_ONCE if cuda else 1) as pool:
-            found = list(pool.map(lambda case: _run_case(case, scratch), cases(small=not cuda)))
+        found = run_cases(cases(small=not cuda), scratch)
         canaries = [_canary(scratch / "canary", word) for word in ("cold", "warm")] if cuda else []
     table = "\n".join([*_table(found), "", *(f"* canary, {each['caches']}: {each['text']}" for each in canaries)])
     print(table)
     if cuda:
-        out = RESULTS / sys.argv[1]
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "steps.md").write_text(table + "\n")
-        (out / "steps.json").write_text(json.dumps({"cases": found, "canaries": canaries}, indent=2) + "\n")
-        claim = {
-            "date": time.strftime("%Y-%m-%d"),
-            "gpu": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "command": f"python benchmarks/gpu_steps.py {sys.argv[1]}",
-            "figures": "steps.json",
-            "sources": SOURCES,
-            "digest": sources_digest(SOURCES),
-        }
-        (out / "claim.json").write_text(json.dumps(claim, indent=2) + "\n")
+        keep_claim(sys.argv[1], "steps", table, {"cases": found, "canaries": canaries}, SOURCES)
     bad = [each for each in found if not each.get("right")] + [each for each in canaries if each["exit"]]
     sys.exit(1 if bad else 0)
+
+
+def run_cases(wanted: list[dict[str, Any]], scratch: Path) -> list[dict[str, Any]]:
+    """The figures of each case (`step_case.Case`), or why there are none; caches lie in `scratch`."""
+    with ThreadPoolExecutor(min(AT_ONCE, (os.cpu_count() or 2) // 2)) as pool:
+        return list(pool.map(lambda case: _run_case(case, scratch), wanted))
+
+
+def keep_claim(name: str, what: str, table: str, figures: dict[str, Any], sources: list[str]) -> None:
+    """Write `results/NAME/WHAT.md`, `WHAT.json` and the claim that stands on them."""
+    import torch
+
+    out = RESULTS / name
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{what}.md").write_text(table + "\n")
+    (out / f"{what}.json").write_text(json.dumps(figures, indent=2) + "\n")
+    claim = {
+        "date": time.strftime("%Y-%m-%d"),
+        "gpu": f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}",
+        "torch": torch.__version__,
+        "command": f"python benchmarks/{Path(sys.argv[0]).name} {name}",
+        "figures": f"{what}.json",
+        "sources": sources,
+        "digest": sources_digest(sources),
+    }
+    (out / "claim.json").write_text(json.dumps(claim, indent=2) + "\n")
 
 
 def _run_case(case: dict[str, Any], scratch: Path) -> dict[str, Any]:
