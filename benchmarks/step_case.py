@@ -21,9 +21,8 @@ import torch
 from step_models import Drafter, LaunchBound, Trained
 
 from trainer.abort import Abort
-from trainer.compile import Gate, steady_phase
+from trainer.compile import Gate, own_device, steady_phase
 from trainer.nccl_exchange import exchange_between
-from trainer.workers import on_device
 
 WINDOWS = 6
 
@@ -99,16 +98,17 @@ class Run:
     def _guarded(self, index: int, gate: Gate) -> None:
         try:
             torch.set_num_threads(1)
-            with on_device(self._devices[index]):
+            with own_device(self._devices[index]):
                 self._work(index, gate)
         except BaseException as error:
             self._abort.fail(threading.current_thread().name, error)
 
     def _build(self, index: int) -> Trained:
         case, device = self._case, self._devices[index]
+        replicas = case.replicas if case.exchange else 1
         if case.model == "launch-bound":
-            return LaunchBound(case.strategy, case.width, case.layers, index, exchanged=case.exchange, device=device)
-        return Drafter(case.model, case.strategy, index, exchanged=case.exchange, device=device)
+            return LaunchBound(case.strategy, case.width, case.layers, index, replicas=replicas, device=device)
+        return Drafter(case.model, case.strategy, index, replicas=replicas, device=device)
 
     def _work(self, index: int, gate: Gate) -> None:
         case, found = self._case, self._found[index]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trainer.anchors import Anchors, sample_anchors
 from trainer.canary.measure import relative, tolerance
-from trainer.compile import STRATEGIES, CompiledStep, Prepared, StepDefinition, compiled_step
+from trainer.compile import STRATEGIES, CompiledStep, Prepared, StepDefinition, StepPlan, compiled_step
 from trainer.dflash_model import DFlashDrafter
 from trainer.drafter_config import DrafterConfig
 from trainer.loss import block_labels, decay_gamma
@@ -62,13 +62,16 @@ class Block(nn.Module):
 
 
 class LaunchBound:
-    """5 layers (by default), 2 x 256 tokens: kernels so short that launching them is what takes the time."""
+    """5 layers (by default), 2 x 256 tokens: kernels so short that launching them is what takes the time.
 
-    def __init__(self, strategy: str, width: int, layers: int, index: int, *, exchanged: bool, device: torch.device):
+    `replicas` exchange their gradients and begin with the same weights.
+    """
+
+    def __init__(self, strategy: str, width: int, layers: int, index: int, *, replicas: int, device: torch.device):
         self._dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         generator = torch.Generator(device).manual_seed(1000 + index)
         with torch.random.fork_rng():
-            torch.manual_seed(0 if exchanged else index)
+            torch.manual_seed(0 if replicas > 1 else index)
             self._module = nn.Sequential(*[Block(width) for _ in range(layers)]).to(device, self._dtype)
         shape = (ROWS, TOKENS, width)
         self._batches = [
@@ -76,10 +79,10 @@ class LaunchBound:
             for _ in range(BATCHES)
         ]
         self._normaliser = torch.full((), 1.0 / (ROWS * TOKENS * width), device=device)
-        self._step = self._built(strategy, f"replica_{index}", exchanged=exchanged)
+        self._step = self._built(strategy, f"replica_{index}", replicas)
         self._step.rate.fill_(1e-4)
 
-    def _built(self, strategy: str, name: str, *, exchanged: bool) -> CompiledStep:
+    def _built(self, strategy: str, name: str, replicas: int) -> CompiledStep:
         example = [*self._batches[0], self._normaliser]
         if strategy == "seed":
             return Seed(self._module, example)
@@ -90,7 +93,8 @@ class LaunchBound:
             optimizer=MasterAdamW(parameters, betas=(0.9, 0.95), weight_decay=0.01, clip=1.0),
             prepare=lambda *inputs: Prepared(inputs),
         )
-        return compiled_step(definition, STRATEGIES[strategy], [example], name=name)
+        plan = StepPlan(definition, (tuple(example),), accumulation=1, replicas=replicas, name=name)
+        return compiled_step(plan, STRATEGIES[strategy])
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -183,7 +187,7 @@ DRAFTERS = {
 class Drafter:
     """The real drafter over a random frozen head: SmolLM2-135M's shape, or Qwen3-8B's."""
 
-    def __init__(self, model: str, strategy: str, index: int, *, exchanged: bool, device: torch.device) -> None:
+    def __init__(self, model: str, strategy: str, index: int, *, replicas: int, device: torch.device) -> None:
         (hidden, ffn, layers, heads, key_heads, head, vocabulary), (tokens, anchors, block) = DRAFTERS[model]
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         config = DrafterConfig(
@@ -219,6 +223,8 @@ class Drafter:
             buckets=[tokens],
             rows=1,
             slots=anchors,
+            accumulation=1,
+            replicas=replicas,
             name=f"replica_{index}",
         )
         self._step.rate.fill_(1e-5)
