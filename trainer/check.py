@@ -55,10 +55,12 @@ def _data(settings: Settings, facts: TargetFacts | None) -> dict[str, str] | Non
 
 
 def _resume(settings: Settings, facts: TargetFacts | None) -> None:
-    if settings.training.resume_from is not None:
-        config, _ = load_checkpoint(Path(settings.training.resume_from))
-        if facts is not None:
-            refuse_other_drafter(config, facts.drafter)
+    training = settings.training
+    for key, path in (("resume_from", training.resume_from), ("init_from", training.init_from)):
+        if path is not None:
+            config, _ = load_checkpoint(Path(path), resumable=key == "resume_from")
+            if facts is not None:
+                refuse_other_drafter(config, facts.drafter, f"training.{key}")
 
 
 def devices() -> list[dict[str, object]]:

@@ -111,12 +111,13 @@ def save_checkpoint(
     return final
 
 
-def load_checkpoint(path: Path) -> tuple[DrafterConfig, dict[str, Tensor]]:
+def load_checkpoint(path: Path, *, resumable: bool = True) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """The config and the tensors (on the CPU) of a complete checkpoint.
 
-    Every file's size and sha256, every tensor's name, shape and dtype is checked. Raises CheckpointError.
+    Every file's size and sha256, every tensor's name, shape and dtype is checked. Not `resumable`: what only a
+    resumed run needs may be missing, as in a checkpoint that was brought home. Raises CheckpointError.
     """
-    _verify_files(path)
+    _verify_files(path, resumable=resumable)
     config_path = path / CONFIG
     data = _read_object(config_path)
     try:
@@ -193,8 +194,8 @@ def _read_object(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", data)
 
 
-def _verify_files(path: Path) -> None:
-    """The manifest names exactly the files that are there, and each is what it says."""
+def _verify_files(path: Path, *, resumable: bool = True) -> None:
+    """The manifest names exactly the files that there must be, and each is what it says."""
     if not (path / MANIFEST).is_file():
         raise CheckpointError(
             f"no {MANIFEST}", str(path), "a complete checkpoint is a folder like step-000080 that has one"
@@ -221,7 +222,8 @@ def _verify_files(path: Path) -> None:
             raise CheckpointError(
                 f"{entry['path']} leaves the checkpoint", str(path / MANIFEST), "paths are relative to it"
             )
-        _verify_file(path / pure, entry["size"], entry["sha256"])
+        if resumable or entry["role"] != "resume":
+            _verify_file(path / pure, entry["size"], entry["sha256"])
     roles = {entry["path"]: entry["role"] for entry in entries}
     if roles != _ROLES:
         raise CheckpointError(

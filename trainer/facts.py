@@ -72,12 +72,15 @@ def padding_id(tokenizer: Any) -> int:
     return int(tokenizer.pad_token_id) if tokenizer.pad_token_id is not None else 0
 
 
-def refuse_other_drafter(found: DrafterConfig, wanted: DrafterConfig) -> None:
-    """Raise `InputError` where a checkpoint's drafter is not the one that the settings describe."""
+def refuse_other_drafter(found: DrafterConfig, wanted: DrafterConfig, where: str) -> None:
+    """Raise `InputError` where a checkpoint's drafter is not the one that the settings describe.
+
+    `where`: what names the checkpoint.
+    """
     for name, value in vars(wanted).items():
         if getattr(found, name) != value:
             raise InputError(
                 f"the checkpoint has {name} {getattr(found, name)}, the settings give {value}",
-                "training.resume_from",
-                "resume with the workload of the checkpoint",
+                where,
+                "give the workload of the checkpoint",
             )

@@ -99,9 +99,10 @@ def judge_checkpoint(settings: Settings, checkpoint: Path, out: Path) -> None:
     torch.set_num_threads(available_cpus())
     # nothing is compiled here: `auto` needs no table
     work = replace(settings.workload, strategy="eager")
-    parts = load_parts(replace(settings, workload=work, training=replace(settings.training, resume_from=None)))
+    training = replace(settings.training, resume_from=None, init_from=None)
+    parts = load_parts(replace(settings, workload=work, training=training))
     config, weights = load_checkpoint(checkpoint)
-    refuse_other_drafter(config, parts.drafter)
+    refuse_other_drafter(config, parts.drafter, "--checkpoint")
     found = judge(parts, {name: each.to(parts.dtype) for name, each in weights.items()})
     if found is None:
         raise InputError(

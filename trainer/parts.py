@@ -152,11 +152,16 @@ def _start(
     settings: Settings, config: DrafterConfig, dtype: torch.dtype, data: TrainingData, schedule: Schedule
 ) -> Start:
     training = settings.training
+    if training.init_from is not None:
+        found, weights = load_checkpoint(Path(training.init_from), resumable=False)
+        refuse_other_drafter(found, config, "training.init_from")
+        log.info("weights of %s; step 0, a fresh optimiser", training.init_from)
+        return Start(0, {name: each.to(dtype) for name, each in weights.items()}, None, 0)
     if training.resume_from is None:
         return Start(0, initial_weights(config, dtype, training.seed), None, 0)
     path = Path(training.resume_from)
     found, weights = load_checkpoint(path)
-    refuse_other_drafter(found, config)
+    refuse_other_drafter(found, config, "training.resume_from")
     resume = load_resume(path)
     step = int(resume.state["step"])
     if step >= training.steps:

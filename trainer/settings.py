@@ -190,6 +190,7 @@ class Training:
     checkpoint_every: int = _key(_integer(1), 100)
     log_every: int = _key(_integer(1), 1)
     resume_from: str | None = _key(_optional(_text), None)
+    init_from: str | None = _key(_optional(_text), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +237,12 @@ def _together(settings: Settings) -> Settings:
             )
     if len(training.betas) != 2:
         raise _refuse(list(training.betas), "training.betas", "two numbers in [0, 1)")
+    if training.resume_from is not None and training.init_from is not None:
+        raise InputError(
+            "resume_from is given too, and a run that goes on has its weights already",
+            "training.init_from",
+            "give one of them",
+        )
     if training.data is None and training.evaluation_prompts >= training.prompt_count:
         raise InputError(
             f"{training.evaluation_prompts} of {training.prompt_count} prompts are held out: none is left to train on",

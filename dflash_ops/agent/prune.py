@@ -148,11 +148,10 @@ def _own_reason(folder: RunFolder, number: int, held: Dict[str, str], limits: Li
 
 def _begun_from(folder: RunFolder) -> Set[str]:
     """Runs of this host that it goes on from: its parent, and the one whose checkpoint it began with."""
-    training = folder.settings().get("training")
-    source = training.get("resume_from") if isinstance(training, dict) else None
     found = {str(folder.record().get("parent"))}
-    if isinstance(source, str) and folder.path.parent in Path(source).parents:
-        found.add(Path(source).relative_to(folder.path.parent).parts[0])
+    for source in folder.begun_with():
+        if folder.path.parent in source.parents:
+            found.add(source.relative_to(folder.path.parent).parts[0])
     return found
 
 

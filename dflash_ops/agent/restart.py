@@ -112,6 +112,8 @@ class Restart:
             if isinstance(steps, int) and found.step >= steps:
                 raise _unfit(f"its checkpoint is at step {found.step} of {steps}: nothing is left to do")
             training["resume_from"] = str(found.path)
+            # it has its weights from there
+            training.pop("init_from", None)
         elif damaged or training.get("resume_from") is not None:
             raise _unfit("none of its checkpoints is whole")
         return {**settings, "training": training}

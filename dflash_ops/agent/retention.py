@@ -116,10 +116,9 @@ def resumed_from(folder: RunFolder) -> Set[str]:
     found = set()
     here = folder.out / "checkpoints"
     for other in all_runs(WorkDir(folder.root)):
-        training = other.settings().get("training")
-        source = training.get("resume_from") if isinstance(training, dict) else None
-        if isinstance(source, str) and Path(source).parent == here and other.state() is RunState.RUNNING:
-            found.add(Path(source).name)
+        for source in other.begun_with():
+            if source.parent == here and other.state() is RunState.RUNNING:
+                found.add(source.name)
     return found
 
 
@@ -128,18 +127,21 @@ def resumed_from(folder: RunFolder) -> Set[str]:
 
 def op_pin(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     """These checkpoints, where they are there, stay as long as this conversation lives, or until it pins others."""
-    folder = find_run(conversation.work, args.optional_run())
-    wanted = args.names("checkpoints")
+    return {"pinned": pin(find_run(conversation.work, args.optional_run()), args.names("checkpoints"))}
+
+
+def pin(folder: RunFolder, wanted: Sequence[str]) -> List[str]:
+    """Those of `wanted` that are complete: they stay while this process lives, or until it pins others of the run."""
     me = ProcessId.of(os.getpid())
-    pin = _pins(folder) / f"{os.getpid()}.json"
+    file = _pins(folder) / f"{os.getpid()}.json"
     with exclusive(guard(folder)):
         there = [one.path.name for one in checkpoints(folder) if one.path.name in wanted]
         if not there or me is None:
-            pin.unlink(missing_ok=True)
-            return {"pinned": []}
-        pin.parent.mkdir(mode=0o700, exist_ok=True)
-        write_json(pin, {"v": 1, "boot_id": boot_id(), "agent": me.to_json(), "checkpoints": there}, durable=False)
-    return {"pinned": there}
+            file.unlink(missing_ok=True)
+            return []
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        write_json(file, {"v": 1, "boot_id": boot_id(), "agent": me.to_json(), "checkpoints": there}, durable=False)
+    return there
 
 
 def pinned(folder: RunFolder) -> Set[str]:

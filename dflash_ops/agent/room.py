@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from pathlib import Path
 from typing import Any, Callable, Dict, Optional
 
 from .caches import used_bytes
@@ -69,11 +68,8 @@ class Room:
         return self._before
 
     def _earlier(self) -> Optional[int]:
-        settings, module = self._folder.settings(), self._folder.record().get("module")
-        training, workload = settings.get("training"), settings.get("workload")
-        began = training.get("resume_from") if isinstance(training, dict) else None
-        first = Checkpoint.at(Path(began)) if isinstance(began, str) else None
-        if first is not None:
+        workload, module = self._folder.settings().get("workload"), self._folder.record().get("module")
+        for first in filter(None, map(Checkpoint.at, self._folder.begun_with())):
             return sum(int(item.get("size", 0)) for item in first.files if isinstance(item, dict))
         if not isinstance(workload, dict):
             return None

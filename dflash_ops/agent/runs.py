@@ -87,6 +87,12 @@ class RunFolder:
         """What the trainer was given (the contract's document); empty where it cannot be read."""
         return read_json(self.path / "settings.json") or {}
 
+    def begun_with(self) -> List[Path]:
+        """The checkpoint that it began with, to go on from or for its weights; none where it began with neither."""
+        training = self.settings().get("training")
+        values = [training.get(key) for key in ("resume_from", "init_from")] if isinstance(training, dict) else []
+        return [Path(value) for value in values if isinstance(value, str)]
+
     def planned_steps(self) -> Optional[int]:
         training = self.settings().get("training")
         steps = training.get("steps") if isinstance(training, dict) else None

@@ -32,6 +32,7 @@ from .retention import op_pin
 from .rollback import op_rollback, op_verdicts
 from .runs import op_runs, op_status
 from .spare import spend_spare
+from .starts import op_checkpoint
 from .stop import op_stop
 from .tuning import op_tune
 from .variables import Variables
@@ -85,6 +86,7 @@ OPERATIONS: Dict[str, Operation] = {
     "files": op_files,
     "read": op_read,
     "pin": op_pin,
+    "checkpoint": op_checkpoint,
     "prune": op_prune,
     "footprint": op_footprint,
 }

@@ -59,6 +59,11 @@ def skip_reason(skip_canary: bool, reason: str | None) -> str | None:
     metavar="DIGEST",
     help="A release on the host instead of a build: current, previous, or the beginning of its digest.",
 )
+@click.option(
+    "--init-from",
+    metavar="CHECKPOINT",
+    help="Begin with these weights, all else fresh: a checkpoint's folder here, or RUN or RUN:STEP on the host.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan; touch nothing.")
 @command_end
 def command(
@@ -73,6 +78,7 @@ def command(
     restarts: int | None,
     again: bool,
     release: str | None,
+    init_from: str | None,
     dry_run: bool,
     detach: bool,
     skip_canary: bool,
@@ -84,22 +90,30 @@ def command(
 
     Example: dflash-ops deploy --host ct200 --playbook train --set training.steps=2000
     """
+    from contextlib import ExitStack
+
     from dflash_ops.config import load_playbook
     from dflash_ops.deploy.deploying import Choices, Outcome, deploy
+    from dflash_ops.deploy.first_weights import Here, OnHost, begun, parsed, with_asset
     from dflash_ops.deploy.planning import plan
     from dflash_ops.deploy.session import Session
 
     said = skip_reason(skip_canary, reason)
     chosen = chosen_host(events, host, inventory)
     loaded = load_playbook(playbook, sets=with_restarts(sets, restarts))
-    choices = Choices(runs=runs, detach=detach, again=again, skip_reason=said, release=release)
+    first = None if init_from is None else parsed(init_from)
+    on_host = first if isinstance(first, OnHost) else None
+    choices = Choices(runs=runs, detach=detach, again=again, skip_reason=said, release=release, first=on_host)
+    planned = loaded if first is None else begun(loaded, str(first))
     if dry_run:
-        events.emit("plan", steps=plan(chosen, loaded, choices))
+        events.emit("plan", steps=plan(chosen, planned, choices))
         return
     outcome = Outcome()
     try:
-        with Session(chosen, events) as session:
-            deploy(session, loaded, events, choices, outcome)
+        with ExitStack() as stack:
+            if isinstance(first, Here):
+                loaded = stack.enter_context(with_asset(loaded, first))
+            deploy(stack.enter_context(Session(chosen, events)), loaded, events, choices, outcome)
     finally:
         result.update(
             release=outcome.release or None,

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, model_validator
 from dflash_ops.config.base import TEXT, Matches, Model
 
 PREFIX = "asset:"
-USERS = (("workload", "target"), ("training", "data"), ("training", "prompts"))
+USERS = (("workload", "target"), ("training", "data"), ("training", "prompts"), ("training", "init_from"))
 """The settings that may name an asset."""
 
 

@@ -105,7 +105,7 @@ class Playbook(Model):
     training: Training
     run: Run = Run()
     assets: dict[Annotated[str, NAME], Asset] = Field({}, json_schema_extra={"additionalProperties": False})
-    """Weights and datasets by name; `asset:NAME` is the value of target, data or prompts."""
+    """Weights and datasets by name; `asset:NAME` is the value of target, data, prompts or init_from."""
 
     def settings(self, run: str | None, prepared: str | None, cache: str) -> dict[str, Any]:
         """The trainer contract's settings, ready for JSON. `prepared` and `cache` are paths on the host."""

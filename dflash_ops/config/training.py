@@ -53,6 +53,15 @@ class Training(Model):
     """Optimiser steps between two lines of metrics."""
     resume_from: PathText | None = None
     """A complete checkpoint on the host."""
+    init_from: PathText | None = None
+    """A checkpoint whose weights the run begins with, at step 0: on the host, or asset:NAME. Not with resume_from."""
+
+    @field_validator("init_from")
+    @classmethod
+    def _one_beginning(cls, path: str | None, info: ValidationInfo) -> str | None:
+        if path is not None and info.data.get("resume_from") is not None:
+            raise ValueError("is given with resume_from: a run that goes on has its weights already")
+        return path
 
     @field_validator("evaluation_prompts")
     @classmethod

@@ -14,6 +14,7 @@ from dflash_ops.deploy.building import built, checked
 from dflash_ops.deploy.chain import through_restarts
 from dflash_ops.deploy.endings import cause, what_next
 from dflash_ops.deploy.events import Events
+from dflash_ops.deploy.first_weights import OnHost, on_the_host
 from dflash_ops.deploy.follow import follow
 from dflash_ops.deploy.homecoming import bring_home
 from dflash_ops.deploy.probation import probation
@@ -43,6 +44,8 @@ class Choices:
     skip_reason: str | None = None
     release: str | None = None
     """One that is on the host (`current`, `previous` or the digest's beginning) instead of a new build."""
+    first: OnHost | None = None
+    """The checkpoint on the host whose weights the run begins with."""
 
 
 @dataclass
@@ -128,7 +131,8 @@ def _staged(session: Session, playbook: Playbook, choices: Choices, outcome: Out
         wanted = choices.release
 
         def begin_there(conversation: Conversation) -> Stages:
-            stages = Stages(session, conversation, playbook, session.events)
+            chosen = on_the_host(conversation, playbook, choices.first, session.events)
+            stages = Stages(session, conversation, chosen, session.events)
             stages.lock(command)
             stages.use(stages.named(wanted))
             return stages
@@ -142,7 +146,8 @@ def _staged(session: Session, playbook: Playbook, choices: Choices, outcome: Out
         checked(release, session.events)
 
         def begin(conversation: Conversation) -> Stages:
-            stages = Stages(session, conversation, playbook, session.events)
+            chosen = on_the_host(conversation, playbook, choices.first, session.events)
+            stages = Stages(session, conversation, chosen, session.events)
             stages.ask_ahead(release, command, verdict=not (choices.again or choices.tune or choices.skip_reason))
             stages.lock(command)
             stages.stage(release)

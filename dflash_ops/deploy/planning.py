@@ -66,7 +66,8 @@ def plan(host: Host, playbook: Playbook, choices: Choices) -> list[dict[str, str
         if playbook.run.restarts
         else ""
     )
-    steps.append(("launch", f"{training.steps} steps under a supervisor on the host{again}"))
+    first = f", from the weights of {training.init_from}" if training.init_from else ""
+    steps.append(("launch", f"{training.steps} steps under a supervisor on the host{first}{again}"))
     if choices.detach:
         if playbook.run.probation_steps:
             steps.append(("probation", f"its first {playbook.run.probation_steps} steps, with a finite loss"))

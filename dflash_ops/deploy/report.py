@@ -48,6 +48,7 @@ def _lines(folder: Path) -> Iterator[str]:
         ("lost", status.get("hint")),
         ("disk", (status.get("disk_low") or {}).get("what")),
         ("goes on with", _origin(run, _read(folder / "settings.json"))),
+        ("began with the weights of", _table(_read(folder / "settings.json").get("training")).get("init_from")),
         ("went on as", (status.get("next") or {}).get("run")),
     ):
         if value:

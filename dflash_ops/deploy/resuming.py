@@ -96,7 +96,8 @@ class Point:
                 "module": rebuilt.module if rebuilt else self.raw["module"],
             },
             "workload": settings["workload"],
-            "training": {**settings["training"], "resume_from": self.checkpoint},
+            # what it began with is in its checkpoint
+            "training": {**_without(settings["training"], "init_from"), "resume_from": self.checkpoint},
             "run": {"canary_max_age_h": self.raw["max_age_s"] / SECONDS_PER_HOUR},
         }
         changed = override(Document(f"settings of run {self.run}", data, {}), sets, Playbook)
@@ -122,14 +123,18 @@ class Point:
 
 
 def _may_change(path: KeyPath) -> bool:
-    return path[0] in CHANGEABLE and path != ("training", "resume_from")
+    return path[0] in CHANGEABLE and path not in (("training", "resume_from"), ("training", "init_from"))
+
+
+def _without(table: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if name != key}
 
 
 def _unchangeable(path: KeyPath) -> Problem:
     name = ".".join(map(str, path))
     hint = (
         "it is the run's last whole checkpoint"
-        if path[-1] == "resume_from"
+        if path[-1] in ("resume_from", "init_from")
         else "a resumed run keeps its workload; for another one: dflash-ops deploy"
     )
     return Problem(f"--set {name}", None, "cannot be changed for a resumed run", hint)

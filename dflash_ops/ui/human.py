@@ -105,6 +105,9 @@ class HumanView:
                 f"resume   run {escape(str(e['run']))} ({escape(str(e['state']))}) from step {e['step']}: "
                 f"{escape(str(e['checkpoint']))}"
             ),
+            "first_weights": lambda e: self._say(
+                f"weights  of run {escape(str(e['run']))} at step {e['step']}: {escape(str(e['path']))}"
+            ),
             "phase": lambda e: self._say(f"stop     {escape(str(e.get('what') or e['phase']))}"),
             "run": self._run,
             "lock": lambda e: self._say(f"lock     {escape(lock_line(e))}"),

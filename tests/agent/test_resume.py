@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from dflash_ops.agent.files import remove_tree
+from dflash_ops.agent.retention import pinned
+from dflash_ops.agent.runs import RunFolder
 from tests.agent.client import Agent, AgentFailed, Packed, Reply, alive, eventually, job
 
 
@@ -147,6 +149,12 @@ def test_after_a_loss_that_is_none_from_before_it(agent: Agent, work: Path, stag
     assert reply.result["checkpoint"] == str(good)
     assert [event["path"] for event in reply.events] == [str(bad), str(doubtful)]
     assert all("the last finite loss before it was at step 7" in event["why"] for event in reply.events)
+    # the same for a run that is to begin with its weights; it is held as long as that one asks
+    assert agent.call("checkpoint", run="one").result == {"run": "one", "path": str(good), "step": 7}
+    assert pinned(RunFolder(work / "runs" / "one")) == {good.name}
+    with pytest.raises(AgentFailed) as caught:
+        agent.call("checkpoint", run="one", step=9)
+    assert (caught.value.kind, caught.value.exit, caught.value.error["evidence"]) == ("no_checkpoint", 2, ["7"])
     remove_tree(good)
     assert refused(agent, "one").kind == "no_checkpoint"
 

@@ -24,7 +24,15 @@ GOOD = [
     *("dtype=float32", "target_dtype=bfloat16", "strategy=eager", "strategy=default", "strategy=auto"),
     *("require_cuda=false", "throughput_check=false"),
     *("learning_rate=1", "warmup_ratio=0", "weight_decay=1", "betas=[0, 0.999]", "clip=0.1", "decay_gamma=7"),
-    *("decay_gamma=", "draft_ffn=", "data=/d", "prompts=package:a/b", "resume_from=/c", "prompt_field=text"),
+    *(
+        "decay_gamma=",
+        "draft_ffn=",
+        "data=/d",
+        "prompts=package:a/b",
+        "resume_from=/c",
+        "init_from=/c",
+        "prompt_field=text",
+    ),
 ]
 BAD = [
     *(f"{key}=0" for key in COUNTS),
@@ -55,6 +63,17 @@ def test_the_bundled_playbooks_are_taken(name: str) -> None:
     book = load_playbook(name, sets=[])
     taken = settings_from_json(book.settings("r", "/prepared", "/cache"))
     assert (taken.workload.buckets, taken.training.steps) == (book.workload.buckets, book.training.steps)
+
+
+def test_one_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(SMALL)
+    with pytest.raises(ConfigError, match="init_from"):
+        load_playbook(str(path), sets=["resume_from=/c", "init_from=/c"])
+    settings = load_playbook(str(path), sets=["init_from=/c"]).settings("r", None, "/cache")
+    settings["training"]["resume_from"] = "/c"
+    with pytest.raises(InputError, match="init_from"):
+        settings_from_json(settings)
 
 
 @pytest.mark.parametrize("given", GOOD)

@@ -67,14 +67,19 @@ def _write_manifest(part: Path, step: int) -> None:
     files.write_json(part / "manifest.json", manifest)
 
 
-def verify(folder: Path, where: str) -> dict[str, Any]:
-    """Return the manifest of a complete checkpoint whose files are as it says; otherwise `InputError`."""
+def verify(folder: Path, where: str, *, resumable: bool = True) -> dict[str, Any]:
+    """Return the manifest of a complete checkpoint whose files are as it says; otherwise `InputError`.
+
+    Not `resumable`: what only a resumed run needs may be missing.
+    """
     fix = "give a complete checkpoint"
     try:
         manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"no complete checkpoint: {error}", f"{where}: {folder}", fix) from error
     for entry in manifest["files"]:
+        if entry["role"] == "resume" and not resumable:
+            continue
         path = folder / entry["path"]
         if not path.is_file() or files.sha256(path) != entry["sha256"]:
             raise InputError(f"{entry['path']} is not what the manifest says", f"{where}: {folder}", fix)
@@ -83,7 +88,7 @@ def verify(folder: Path, where: str) -> dict[str, Any]:
 
 def load(folder: Path, target: Target, where: str) -> tuple[Shape, Parameters]:
     """Load the weights (as they were stored, F32) and check them against the config and the target."""
-    verify(folder, where)
+    verify(folder, where, resumable=False)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     shape = Shape(config["vocab_size"], config["hidden_size"], config["block_size"], config["mask_token_id"])
     tensors, shapes = unpack(folder / "model.safetensors")
@@ -91,6 +96,16 @@ def load(folder: Path, target: Target, where: str) -> tuple[Shape, Parameters]:
     if wrong or (shape.vocabulary, shape.width) != (len(target.tokens), target.width):
         raise InputError("the checkpoint does not fit", f"{where}: {folder}", "use its own target and sizes")
     return shape, tensors
+
+
+def load_first(folder: Path, shape: Shape) -> Parameters:
+    """Return the weights of a checkpoint with the same shape, for a run that begins with them."""
+    where = "training.init_from"
+    verify(folder, where, resumable=False)
+    tensors, shapes = unpack(folder / "model.safetensors")
+    if shapes != shape.parameters():
+        raise InputError("the checkpoint has other sizes", f"{where}: {folder}", "use its own workload")
+    return tensors
 
 
 def load_resume(folder: Path, shape: Shape, training: Training) -> tuple[int, Parameters, AdamW]:

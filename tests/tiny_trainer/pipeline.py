@@ -108,6 +108,9 @@ def _start(settings: Settings, shape: Shape) -> tuple[int, Parameters, AdamW]:
     training = settings.training
     if training.resume_from is not None:
         return checkpoint.load_resume(Path(training.resume_from), shape, training)
+    if training.init_from is not None:
+        parameters = checkpoint.load_first(Path(training.init_from), shape)
+        return 0, parameters, AdamW.fresh(training, parameters)
     parameters = fresh(shape, random.Random(f"{training.seed}/parameters"))
     return 0, parameters, AdamW.fresh(training, parameters)
 

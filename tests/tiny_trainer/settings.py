@@ -124,6 +124,7 @@ class Training:
     checkpoint_every: int = 100
     log_every: int = 1
     resume_from: str | None = None
+    init_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,7 @@ _TRAINING: dict[str, Check] = {
     "checkpoint_every": _integer(1),
     "log_every": _integer(1),
     "resume_from": _or_null(_text),
+    "init_from": _or_null(_text),
 }
 _TOP = ("contract", "run", "workload", "training", "prepared", "cache")
 
@@ -234,5 +236,7 @@ def load(path: Path) -> Settings:
     workload = _table(Workload, _WORKLOAD, raw["workload"], "workload")
     training = _table(Training, _TRAINING, raw["training"], "training")
     _devices(workload)
+    if training.resume_from is not None and training.init_from is not None:
+        raise InputError("resume_from is given too", "training.init_from", "give one of them")
     prepared = Path(raw["prepared"]) if raw.get("prepared") else None
     return Settings(workload, training, raw.get("run"), prepared, Path(raw["cache"]))

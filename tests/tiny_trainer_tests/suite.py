@@ -243,6 +243,31 @@ class TrainerContract:
         straight = {r["step"]: r["loss"] for r in trained.records() if r["kind"] == "step"}
         assert steps == {step: straight[step] for step in (4, 5, 6)}
 
+    def test_weights_of_another_run_are_a_start_with_all_else_fresh(
+        self, trainer: Trainer, ready: Json, trained: Ended, tmp_path: Path
+    ) -> None:
+        whole = trained.out / trained.read("result.json")["checkpoint"]
+        # as it comes home: without the optimiser's state
+        brought = tmp_path / whole.name
+        for name, body in files_below(whole).items():
+            if not name.startswith("resume/"):
+                (brought / name).parent.mkdir(parents=True, exist_ok=True)
+                (brought / name).write_bytes(body)
+        changed = with_changes(ready, training={"init_from": str(brought), "steps": 2})
+        ended = trainer.call("run", changed, "run-from-weights")
+        assert ended.code == 0, ended.errors
+        assert [r["step"] for r in ended.records() if r["kind"] == "step"] == [1, 2]
+        began, left = ended.read("result.json")["before"]["loss"], trained.read("result.json")
+        # what was trained on, rounded to what a checkpoint holds
+        assert began == pytest.approx(left["after"]["loss"], rel=1e-3)
+        assert began != pytest.approx(left["before"]["loss"], rel=1e-3)
+        weights_file = brought / "model.safetensors"
+        weights_file.write_bytes(weights_file.read_bytes()[:-1] + b"\x7f")
+        for more in ({"init_from": str(brought)}, {"init_from": str(whole), "resume_from": str(whole)}):
+            refused = trainer.call("run", with_changes(ready, training=more), f"refused-{len(more)}")
+            assert refused.code == 2
+            assert "init_from" in refused.errors or str(brought) in refused.errors
+
     def test_a_killed_run_resumes_in_its_own_folder(self, trainer: Trainer, ready: Json, trained: Ended) -> None:
         endless = with_changes(ready, training={"steps": 10**6, "checkpoint_every": 2})
         with trainer.started("run", endless, "run-killed") as living:

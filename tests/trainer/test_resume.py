@@ -119,6 +119,8 @@ def test_resume_refusals(tmp_path: Path, settings: Any) -> None:
         run(settings(resume_from=str(done.checkpoint)), folder(tmp_path / "a"))
     with pytest.raises(InputError, match="num_hidden_layers 2, the settings give 1"):
         run(settings(resume_from=early, draft_layers=1, target_layers=[1, 2]), folder(tmp_path / "b"))
+    with pytest.raises(InputError, match="num_hidden_layers 2, the settings give 1"):
+        run(settings(init_from=early, draft_layers=1, target_layers=[1, 2]), folder(tmp_path / "d"))
     with pytest.raises(InputError, match="step-000009, later than step 4"):
         run(settings(resume_from=early), tmp_path / "done")
     with pytest.raises(InputError, match="manifest"):

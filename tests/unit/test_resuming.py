@@ -37,6 +37,11 @@ def test_its_settings_are_the_runs_own_and_nothing_is_added() -> None:
     assert (playbook.name, playbook.trainer.module, playbook.run.canary_max_age_h) == ("tiny", "tiny_trainer", 2)
 
 
+def test_the_weights_that_it_began_with_are_in_its_checkpoint() -> None:
+    settings = point(init_from="/weights").playbook([], None).settings("two", None, "/cache")
+    assert "init_from" not in settings["training"]
+
+
 def test_only_what_is_known_to_be_the_bundled_trainer_is_asked_for_its_packages() -> None:
     bare = {"executable": "/usr/bin/python3", "packages": {}}
     assert examine_packages(bare, point().playbook([], None)) == []
@@ -52,6 +57,7 @@ def test_only_what_is_known_to_be_the_bundled_trainer_is_asked_for_its_packages(
         ("drafter_threads=3", "keeps its workload"),
         ("workload.strategy=eager", "keeps its workload"),
         ("resume_from=/elsewhere", "last whole checkpoint"),
+        ("init_from=/elsewhere", "last whole checkpoint"),
         ("name=other", "cannot be changed"),
         ("trainer.module=other", "cannot be changed"),
         ("stepz=3", "did you mean"),

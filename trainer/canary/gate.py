@@ -73,6 +73,7 @@ def gate_settings(settings: Settings) -> Settings:
         seed=0,
         log_every=1,
         resume_from=None,
+        init_from=None,
     )
     return replace(settings, training=training)
 
