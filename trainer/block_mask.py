@@ -83,18 +83,22 @@ class FlexMask:
         context = (limits[:, :, None] - self._key_tiles).clamp(0, _TILE)
         visible = self._queries @ (context + self._own).float()
         full = visible == _TILE * _TILE
-        tiles = torch.stack([(visible > 0) & ~full, full])[:, :, None].to(torch.int32)
-        (kv_counts, kv_tiles), (q_counts, q_tiles) = _in_order(tiles), _in_order(tiles.transpose(-2, -1))
+        partial = (visible > 0) & ~full
+        # one by one: parts of a stacked tensor would not be aligned as compiled code wants its inputs
+        kv_counts, kv_tiles = _in_order(partial)
+        full_kv_counts, full_kv_tiles = _in_order(full)
+        q_counts, q_tiles = _in_order(partial.transpose(-2, -1))
+        full_q_counts, full_q_tiles = _in_order(full.transpose(-2, -1))
         return BlockMask(
             seq_lengths=self._lengths,
-            kv_num_blocks=kv_counts[0],
-            kv_indices=kv_tiles[0],
-            full_kv_num_blocks=kv_counts[1],
-            full_kv_indices=kv_tiles[1],
-            q_num_blocks=q_counts[0],
-            q_indices=q_tiles[0],
-            full_q_num_blocks=q_counts[1],
-            full_q_indices=q_tiles[1],
+            kv_num_blocks=kv_counts,
+            kv_indices=kv_tiles,
+            full_kv_num_blocks=full_kv_counts,
+            full_kv_indices=full_kv_tiles,
+            q_num_blocks=q_counts,
+            q_indices=q_tiles,
+            full_q_num_blocks=full_q_counts,
+            full_q_indices=full_q_tiles,
             BLOCK_SIZE=(_TILE, _TILE),
             mask_mod=block_mask_mod(limits, self._seq_len, self._block_size),
         )
@@ -107,6 +111,10 @@ def _overlap(tiles: Tensor, starts: Tensor, length: int) -> Tensor:
 
 
 def _in_order(tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """Of 0/1 entries: each row's count, and its columns, those with a 1 first, both int32."""
-    counts = tiles.sum(dim=-1, dtype=torch.int32)
-    return counts, torch.argsort(tiles, dim=-1, descending=True, stable=True).to(torch.int32)
+    """Of bool [N, rows, columns]: how many of each row are True, [N, 1, rows], and its columns, those first.
+
+    Both int32 and contiguous; columns [N, 1, rows, columns].
+    """
+    ones = tiles[:, None].to(torch.int32, memory_format=torch.contiguous_format)
+    order = torch.argsort(ones, dim=-1, descending=True, stable=True)
+    return ones.sum(dim=-1, dtype=torch.int32), order.to(torch.int32)
