@@ -14,9 +14,10 @@ Outputs = tuple[Tensor, ...]
 
 
 class GraphPool:
-    """The private memory of one worker's graphs. They share it: its pieces never run at the same time.
+    """The private memory of one worker's graphs, which they share: its pieces never run at the same time.
 
-    What a piece gives back is kept by it, so no other piece's memory is laid over it.
+    One piece's intermediate values may lie where another's outputs do: what a piece gives back is to be copied before
+    any other piece runs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -57,7 +58,7 @@ class RecordedPiece:
         graph.replay()
 
     def __call__(self) -> Outputs:
-        """The outputs lie in the graph's memory: the next call writes there again."""
+        """The outputs lie in the graphs' memory: copy them before this or another piece of the pool runs."""
         if self._graph is None:
             return self._function()
         self._graph.replay()
