@@ -1,4 +1,4 @@
-"""`serve NONCE WORKDIR [--beat S]` and `supervise RUN_DIR [--detach]`."""
+"""`serve NONCE WORKDIR [--beat S]`, `supervise RUN_DIR [--detach]` and `build WORKDIR DIGEST LOCK_FD`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ def main() -> int:
     supervise = verbs.add_parser("supervise")
     supervise.add_argument("run_dir")
     supervise.add_argument("--detach", action="store_true")
+    build = verbs.add_parser("build")
+    build.add_argument("workdir")
+    build.add_argument("digest")
+    build.add_argument("lock_fd", type=int)
     options = parser.parse_args()
+    if options.verb == "build":
+        from .builder import build as run_builder
+
+        return run_builder(options.workdir, options.digest, options.lock_fd)
     if options.verb == "supervise":
         from .supervisor import supervise as run_supervisor
 

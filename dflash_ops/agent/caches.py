@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Set
 
+from .builds import Build
 from .files import read_json
 from .orphans import living_jobs
 from .processes import pids
@@ -48,7 +49,12 @@ def made(work: WorkDir) -> List[Path]:
 
 def sizes(work: WorkDir) -> Dict[str, int]:
     """Bytes of each kind. It looks at every file: compiled kernels may be many thousands."""
-    places = {"assets": entries(work.assets), "prepared": entries(work.cache / PREPARED), "caches": made(work)}
+    places = {
+        "environments": entries(work.envs),
+        "assets": entries(work.assets),
+        "prepared": entries(work.cache / PREPARED),
+        "caches": made(work),
+    }
     return {kind: sum(used_bytes(path) for path in paths) for kind, paths in places.items()}
 
 
@@ -58,11 +64,16 @@ def assets_of(work: WorkDir, folder: RunFolder) -> Set[str]:
 
 
 def assets_of_jobs(work: WorkDir) -> Dict[str, str]:
-    """The same of checks, canaries and the like of agents that live, with the name of the job."""
+    """The same of checks, canaries and the like of agents that live, and of environments that are made, by whom."""
     found = {}
     for job in living_jobs(work):
         for name in _below(work.assets, [read_json(job.folder / "settings.json")]):
             found[name] = f"{job.verb} {job.name}"
+    for order in work.envs.glob("*.part/order.json"):
+        build = Build(work, order.parent.name.partition(".")[0])
+        # it outlives the conversation that began it
+        for name in _below(work.assets, [read_json(order)]) if build.goes_on else ():
+            found[name] = f"environment {build.digest[:12]}"
     return found
 
 

@@ -17,6 +17,7 @@ from .arguments import Arguments
 from .assets import Asset
 from .conversation import Conversation
 from .devices import Devices, inventory, resolve
+from .environments import ManagedEnvironment
 from .files import write_json
 from .follow import POLL_S, Tail
 from .output import JobOutput
@@ -44,12 +45,16 @@ class Job:
     playbook: Optional[str]
     variables: Variables
     assets: Dict[str, Asset]
+    managed: Optional[ManagedEnvironment]
+    """Whose Python that is, where dflash-ops made it."""
 
     @classmethod
     def from_arguments(cls, work: WorkDir, args: Arguments) -> "Job":
         settings = args.table("settings")
         Arguments(f"{args.op} settings", settings).table("workload")
         digest = args.digest()
+        # before its Python is looked for: it can say better what is missing
+        managed = ManagedEnvironment.of_python(work, args.text("python"))
         return cls(
             digest,
             find_release(work, digest),
@@ -61,6 +66,7 @@ class Job:
             args.optional_text("playbook"),
             Variables.from_arguments(args),
             Asset.all_from(args),
+            managed,
         )
 
     @classmethod
@@ -107,7 +113,7 @@ class Job:
 
     def open_to_account(self, work: WorkDir, folder: Path, *owned: Path) -> None:
         """Lets the job's account reach the release, the caches and its `folder`, and gives it what is `owned`."""
-        folders = [work.releases, work.cache / "prepared", folder]
+        folders = [work.releases, work.cache / "prepared", work.envs, folder]
         let_through(self.account, work.root, folders + ([work.assets] if work.assets.is_dir() else []))
         hand_over(self.account, work.cache, work.cache / "prepared", *owned)
 

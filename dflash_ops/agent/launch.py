@@ -140,6 +140,7 @@ def _begin(work: WorkDir, order: Order, admission: Admission, gpu_memory: Option
         "module": job.module,
         "python": job.python,
         "python_version": admission.installed.version,
+        "managed": None if job.managed is None else job.managed.digest,
         "packages": admission.installed.packages,
         "command": job.command("run", settings, folder.out),
         "cwd": str(job.release),

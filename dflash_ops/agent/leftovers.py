@@ -32,6 +32,8 @@ def _staging(work: WorkDir) -> Iterator[Path]:
             yield path
         if kind == "tgz.part" and (work.release(digest).is_dir() or not stat.S_ISREG(path.lstat().st_mode)):
             yield path
+    # what a build has begun stays: it may be going on, and the next one takes up what was downloaded
+    yield from work.envs.glob("*.damaged")
 
 
 def _temporary(work: WorkDir) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""What this host no longer needs: old runs, releases, assets, caches and agents. First a plan that can be read."""
+"""What this host no longer needs: old runs, releases, environments, assets, caches and agents. First a plan."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any, Dict, Iterator, List, Optional, Set
 
 from . import caches
 from .arguments import Arguments
+from .builds import Build
 from .caches import PREPARED, TRASH, entries, used_bytes
 from .collect import unlisted
 from .conversation import Conversation
+from .environments import ManagedEnvironment, digest_in
 from .files import exclusive, fsync_folder, remove_tree
 from .leases import leases
 from .releases import linked, staged_releases
 from .retention import guard, half_removed, pinned
 from .rollback import releases_to_go_back_to
 from .runs import RunFolder, all_runs
+from .verdicts import Outcome, VerdictStore
 from .workdir import WorkDir
 
 GOES, STAYS, STUCK = "goes", "stays", "stuck"
@@ -28,7 +31,7 @@ class Item:
     """One thing of this host. `bytes`: what it takes on the disk."""
 
     kind: str
-    """run, release, asset, prepared, cache, agent or leftover."""
+    """run, release, environment, asset, prepared, cache, agent or leftover."""
     name: str
     path: Path
     fate: str
@@ -47,6 +50,7 @@ class Limits:
 
     runs: int
     releases: int
+    environments: int
     prepared: int
     collected: Optional[Set[str]]
     assets: int = 0
@@ -59,6 +63,7 @@ def op_prune(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     limits = Limits(
         args.size("keep_runs"),
         args.size("keep_releases"),
+        args.size("keep_environments"),
         args.size("keep_prepared"),
         None if args.values.get("collected") is None else set(args.names("collected")),
         args.size("keep_assets"),
@@ -83,6 +88,7 @@ def plan(work: WorkDir, limits: Limits) -> List[Item]:
         *_leftovers(work),
         *runs,
         *_releases(work, limits, staying),
+        *_environments(work, limits, staying),
         *_prepared(work, limits, staying),
         *_assets(work, limits, staying),
         *_caches(work, limits, staying),
@@ -106,7 +112,8 @@ def _leftovers(work: WorkDir) -> Iterator[Item]:
 
 
 def _folders(work: WorkDir) -> List[Path]:
-    return [work.runs, work.releases, work.cache / PREPARED, work.cache, work.assets, work.root / "agent"]
+    cached = [work.cache / PREPARED, work.cache, work.assets]
+    return [work.runs, work.releases, work.envs, *cached, work.root / "agent"]
 
 
 def _runs(work: WorkDir, limits: Limits) -> Iterator[Item]:
@@ -174,6 +181,34 @@ def _releases(work: WorkDir, limits: Limits, staying: List[RunFolder]) -> Iterat
         else:
             why = None
         yield _item("release", path, why, f"older than the {limits.releases} newest, and no run that stays has it")
+
+
+def _environments(work: WorkDir, limits: Limits, staying: List[RunFolder]) -> Iterator[Item]:
+    """The newest is the one that was last asked for."""
+    used = {digest_in(work, str(folder.record().get("python"))): folder.run for folder in staying}
+    verdicts = VerdictStore.of(work).all()
+    passed = [verdict.binding.get("environment") for verdict in verdicts if verdict.outcome is Outcome.PASS]
+    folders = [path for path in entries(work.envs) if path.is_dir()]
+    whole = _newest_first([path for path in folders if ManagedEnvironment.find(work, path.name) is not None])
+    good = next((path for digest in passed for path in whole if path.name == digest), None)
+    for number, path in enumerate(whole):
+        if path.name in used:
+            why: Optional[str] = f"run {used[path.name]} has it"
+        elif number == 0:
+            why = "current: the last one that was asked for"
+        elif path == good:
+            why = "the last one whose canary passed"
+        elif number < limits.environments:
+            why = f"one of the {limits.environments} newest"
+        else:
+            why = None
+        yield _item(
+            "environment", path, why, f"older than the {limits.environments} newest, and no run that stays has it"
+        )
+    for path in folders:
+        if path not in whole:
+            going_on = Build(work, path.name.partition(".")[0]).goes_on
+            yield _item("environment", path, "it is being made" if going_on else None, "it was never finished")
 
 
 def _prepared(work: WorkDir, limits: Limits, staying: List[RunFolder]) -> Iterator[Item]:
@@ -251,6 +286,8 @@ def removed(work: WorkDir, item: Item) -> Item:
         else:
             aside = _set_aside(item.path)
         remove_tree(aside)
+        if item.kind == "environment":
+            Build(work, item.path.name.partition(".")[0]).forget()
     except OSError as error:
         return replace(item, fate=STUCK, why=str(error))
     return item

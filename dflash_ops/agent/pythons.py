@@ -10,14 +10,13 @@ import subprocess
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional
 
-from .accounts import Account, find_account, own_home, popen_options
+from .accounts import Account, own_home, popen_options
 from .arguments import Arguments
 from .conversation import Conversation
 from .devices import search_path
 from .errors import AgentError, ExitCode
 from .files import digest_of
 from .releases import find_release
-from .variables import Variables
 from .workdir import SYSTEM_PATH
 
 _PROBE = """
@@ -61,17 +60,6 @@ _USUAL_PLACES = ("/opt/*/bin/python3", "/opt/*/*/bin/python3", "~/*/bin/python3"
 _TIMEOUT_S = 300
 
 
-_TOOLS = """
-import json, os, shutil, sysconfig
-def found(variable, *names):
-    asked = os.environ.get(variable, "").split()
-    return next(filter(None, map(shutil.which, asked[:1] or names)), None)
-include = sysconfig.get_paths()["include"]
-print(json.dumps({"c": found("CC", "gcc", "clang", "cc"), "cxx": found("CXX", "g++", "clang++", "c++"),
-                  "headers": os.path.exists(os.path.join(include, "Python.h")), "include": include}))
-"""
-
-
 @dataclass(frozen=True)
 class Environment:
     """What is installed in a Python: `digest` is the sha256 over version and packages."""
@@ -98,7 +86,7 @@ def find_python(asked: str) -> str:
         found = shutil.which(asked, path=search_path())
         if found is not None:
             return os.path.abspath(found)
-    there = _candidates()
+    there = candidates()
     raise AgentError(
         "python_missing",
         f"there is no Python at {asked!r}",
@@ -109,7 +97,7 @@ def find_python(asked: str) -> str:
     )
 
 
-def _candidates() -> List[str]:
+def candidates() -> List[str]:
     names = ["python3", *(f"python3.{minor}" for minor in range(14, 8, -1))]
     found = [shutil.which(name, path=search_path()) for name in names]
     for pattern in _USUAL_PLACES:
@@ -135,14 +123,14 @@ def base_environment(python: str, account: Optional[Account]) -> Dict[str, str]:
     return values
 
 
-def _ask(
+def ask_python(
     command: List[str],
     python: str,
     account: Optional[Account],
     purpose: str,
     variables: Optional[Dict[str, str]] = None,
-) -> "subprocess.CompletedProcess[str]":
-    """Runs a short program of ours under the host's Python; its last line of output is the answer."""
+) -> Any:
+    """Runs a short program of ours under the host's Python; its last line of output, JSON, is the answer."""
     try:
         done = subprocess.run(
             command,
@@ -161,7 +149,7 @@ def _ask(
     if done.returncode != 0 or not done.stdout.strip():
         lines = done.stderr.splitlines()[-20:]
         raise _broken(python, purpose, lines[-1] if lines else f"exit code {done.returncode}", lines)
-    return done
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _broken(python: str, purpose: str, why: str, evidence: Optional[List[str]]) -> AgentError:
@@ -177,32 +165,16 @@ def _broken(python: str, purpose: str, why: str, evidence: Optional[List[str]]) 
 
 def probe(python: str, account: Optional[Account] = None) -> Environment:
     """What a job that runs under this Python and account would find installed."""
-    done = _ask([python, "-c", _PROBE], python, account, "list its packages")
-    version, executable, packages = json.loads(done.stdout.splitlines()[-1])
+    command = [python, "-c", _PROBE]
+    version, executable, packages = ask_python(command, python, account, "list its packages")
     return Environment(version, executable, dict(sorted(packages.items())))
-
-
-def op_probe(_: Conversation, args: Arguments) -> Dict[str, Any]:
-    account = find_account(args.optional_text("user"))
-    python = find_python(args.text("python"))
-    found = probe(python, account)
-    tools = _ask(
-        [python, "-I", "-c", _TOOLS], python, account, "look for compilers", Variables.from_arguments(args).plain
-    )
-    return {
-        "tools": json.loads(tools.stdout.splitlines()[-1]),
-        "version": found.version,
-        "executable": found.executable,
-        "packages": found.packages,
-        "digest": found.digest,
-    }
 
 
 def op_syntax(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     release = find_release(conversation.work, args.digest())
     python = find_python(args.text("python"))
     command = [python, "-I", "-c", _COMPILE, str(release)]
-    count, bad = json.loads(_ask(command, python, None, "compile the release").stdout.splitlines()[-1])
+    count, bad = ask_python(command, python, None, "compile the release")
     if bad:
         first = bad[0]
         raise AgentError(

@@ -55,6 +55,8 @@ def op_resumable(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         "max_age_s": record.get("max_age_s"),
         "settings": settings,
         "assets": record.get("assets") or {},
+        "python": record.get("python"),
+        "managed": record.get("managed"),
         "checkpoint": str(found.path),
         "step": found.step,
     }

@@ -183,6 +183,8 @@ class RunFolder:
             "user": record.get("user"),
             "devices": self.devices() or [],
             "playbook": record.get("playbook"),
+            "python": record.get("python"),
+            "managed": record.get("managed"),
             "skipped_canary": record.get("skipped_canary"),
             "parent": record.get("parent"),
             "next": None if following is None else following.to_json(),

@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, NoReturn
 from .arguments import Arguments
 from .assets import op_asset, op_asset_begin, op_asset_end, op_asset_file
 from .bootstrap import READY
+from .builds import op_environment
 from .canary import op_canary
 from .collect import op_files, op_read
 from .contract import op_check, op_prepare
@@ -24,8 +25,9 @@ from .footprint import op_footprint
 from .gate import op_verdict
 from .holders import op_holders, op_unlock
 from .launch import op_free, op_launch
+from .probe import op_probe
 from .prune import op_prune
-from .pythons import op_probe, op_syntax
+from .pythons import op_syntax
 from .releases import op_activate, op_stage
 from .resume import op_resumable
 from .retention import op_pin
@@ -56,6 +58,7 @@ def op_free_lock(conversation: Conversation, _: Arguments) -> Dict[str, Any]:
 Operation = Callable[[Conversation, Arguments], Any]
 OPERATIONS: Dict[str, Operation] = {
     "facts": op_facts,
+    "environment": op_environment,
     "probe": op_probe,
     "lock": op_lock,
     "unlock": op_unlock,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from .arguments import Arguments
 from .errors import AgentError, ExitCode
@@ -23,6 +23,20 @@ OURS = (
 )
 """Set by us for each job, or (PYTHONHOME) sure to break it; so are all that begin with DFLASH_OPS_."""
 NAME_PATTERN = rf"(?!(?:{'|'.join(OURS)})$|DFLASH_OPS_)[A-Za-z_][A-Za-z0-9_]*"
+FOR_PIP = (
+    "PIP_CERT",
+    "PIP_CLIENT_CERT",
+    "PIP_EXTRA_INDEX_URL",
+    "PIP_FIND_LINKS",
+    "PIP_INDEX_URL",
+    "PIP_PROXY",
+    "PIP_RETRIES",
+    "PIP_TIMEOUT",
+    "PIP_TRUSTED_HOST",
+)
+"""Where packages are found: for the making of an environment only, no job gets them."""
+FOR_BOTH = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE")
+"""The network's: pip needs them as a job does (their lower-case names too)."""
 MIN_SECRET = 8
 MAX_SECRET = 4096
 
@@ -55,6 +69,22 @@ class Variables:
             if why is not None:
                 raise _bad(args, name, f"cannot be a secret: {why}")
         return cls(plain, secrets)
+
+    @property
+    def of_jobs(self) -> "Variables":
+        """Those that the trainer gets."""
+        return self._those(lambda name: name not in FOR_PIP)
+
+    @property
+    def of_pip(self) -> "Variables":
+        """Those that the making of an environment gets."""
+        return self._those(lambda name: name in FOR_PIP or name.upper() in FOR_BOTH)
+
+    def _those(self, wanted: Callable[[str], bool]) -> "Variables":
+        return Variables(
+            {name: value for name, value in self.plain.items() if wanted(name)},
+            {name: value for name, value in self.secrets.items() if wanted(name)},
+        )
 
     def described(self) -> Dict[str, Optional[str]]:
         """What a verdict is bound to and a person may see: a secret is null here."""

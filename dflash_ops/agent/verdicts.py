@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from .auto import choices
+from .environments import ManagedEnvironment
 from .errors import AgentError, ExitCode
 from .files import digest_of, read_json, write_json
 from .jobs import Job
@@ -85,7 +86,10 @@ def target_identity(target: str) -> str:
 
 
 def stamp(work: WorkDir, job: Job) -> Binding:
-    """The binding of a job now: the staged tree hashed again, the python asked again. AgentError `tampered`."""
+    """The binding of a job now: the staged tree hashed again, the environment looked at again.
+
+    AgentError `tampered`.
+    """
     return stamp_with_environment(work, job)[0]
 
 
@@ -104,7 +108,7 @@ def stamp_with_environment(work: WorkDir, job: Job) -> Tuple[Binding, Environmen
     binding = Binding(
         job.digest,
         job.module,
-        installed.digest,
+        installed.digest if job.managed is None else _still(job.managed, installed),
         digest_of(job.workload),
         choices(work, job.workload),
         job.variables.described(),
@@ -114,6 +118,24 @@ def stamp_with_environment(work: WorkDir, job: Job) -> Tuple[Binding, Environmen
         boot_id(),
     )
     return binding, installed
+
+
+def _still(managed: ManagedEnvironment, installed: Environment) -> str:
+    """The digest of an environment that is what was built. AgentError `tampered`."""
+    why = managed.damage()
+    if installed.version != managed.marker.get("version"):
+        why = f"its Python is {installed.version} now"
+    elif installed.packages != managed.marker.get("packages"):
+        why = "other packages are in it now"
+    if why is not None:
+        raise AgentError(
+            "tampered",
+            f"environment {managed.digest[:12]}… is not what was built: {why}",
+            str(managed.folder),
+            "deploy again: it is built anew, and proven anew",
+            ExitCode.CANARY_INCONCLUSIVE,
+        )
+    return managed.digest
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class WorkDir:
         # one spelling, whatever links lead here: records and processes are found by this path
         root = Path(os.path.realpath(os.path.expanduser(path)))
         work = cls(root)
-        for folder in (work.releases, work.runs, work.canaries, work.verdicts, work.cache / "prepared"):
+        for folder in (work.releases, work.runs, work.canaries, work.verdicts, work.cache / "prepared", work.envs):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         keep_spare(root)
         return work
@@ -58,6 +58,11 @@ class WorkDir:
     def assets(self) -> Path:
         """Not below the cache, which belongs to the job's account: what was verified must stay so."""
         return self.root / "assets"
+
+    @property
+    def envs(self) -> Path:
+        """Managed environments by digest, and what belongs to the making of each."""
+        return self.root / "envs"
 
     @property
     def lock(self) -> Path:

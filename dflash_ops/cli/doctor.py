@@ -39,14 +39,20 @@ def command(
     from dflash_ops.config import load_playbook
     from dflash_ops.deploy.assets import examine_assets
     from dflash_ops.deploy.doctor import refuse_blockers
+    from dflash_ops.deploy.environments import look_at_environment
+    from dflash_ops.deploy.examining import Subject, examine
     from dflash_ops.deploy.session import Session, facts
-    from dflash_ops.deploy.stages import examine
 
     chosen = chosen_host(events, host, inventory)
     loaded = load_playbook(playbook, sets=sets)
     with Session(chosen, events) as session, session.conversation() as conversation:
+        known = facts(conversation)
+        environment, found = look_at_environment(session, conversation, loaded, events)
         assets = examine_assets(conversation, loaded, events)
-        found = examine(session, conversation, facts(conversation), loaded, assets, caches=True)
+        python = environment.python if environment and environment.python else session.python
+        planned = environment if environment and not environment.python else None
+        subject = Subject(loaded, python, assets, planned)
+        found += examine(session, conversation, known, subject, caches=True)
     for one in found:
         events.emit("diagnosis", **one.as_event())
     result["blockers"] = sum(one.level.value == "blocker" for one in found)

@@ -17,6 +17,7 @@ COUNT = click.IntRange(min=0)
 @options(HOST_OPTIONS, [RUNS_OPTION], OUTPUT_OPTIONS)
 @click.option("--keep-runs", type=COUNT, default=5, show_default=True, help="Newest runs that stay.")
 @click.option("--keep-releases", type=COUNT, default=3, show_default=True, help="Newest releases that stay.")
+@click.option("--keep-environments", type=COUNT, default=2, show_default=True, help="Newest environments that stay.")
 @click.option("--keep-prepared", type=COUNT, default=2, show_default=True, help="Newest prepared data that stay.")
 @click.option("--keep-assets", type=COUNT, default=2, show_default=True, help="Newest uploaded assets that stay.")
 @click.option("--caches", is_flag=True, help="Compiled kernels and converted targets go too; made anew when needed.")
@@ -32,16 +33,18 @@ def command(
     runs: Path,
     keep_runs: int,
     keep_releases: int,
+    keep_environments: int,
     keep_prepared: int,
     keep_assets: int,
     caches: bool,
     uncollected: bool,
     dry_run: bool,
 ) -> None:
-    """Make room on a host: old runs that are whole on this workstation, old releases, assets and prepared data.
+    """Make room on a host: old runs that are whole here, old releases, environments, assets and prepared data.
 
     Never what a running run, or one that stays, has; never the current release, the previous one and the last one
-    whose canary passed. The optimizer state of a run that goes is nowhere any more: it cannot be resumed.
+    whose canary passed; nor the environment that was asked for last, and the last one whose canary passed. The
+    optimizer state of a run that goes is nowhere any more: it cannot be resumed.
 
     Example: dflash-ops prune --host ct200 --dry-run
     """
@@ -50,6 +53,6 @@ def command(
 
     chosen = chosen_host(events, host, inventory)
     with Session(chosen, events) as session:
-        limits = Limits(keep_runs, keep_releases, keep_prepared, keep_assets, caches)
+        limits = Limits(keep_runs, keep_releases, keep_environments, keep_prepared, keep_assets, caches)
         result.update(prune(session, events, runs, limits, uncollected=uncollected, dry_run=dry_run))
     events.emit("pruned", host=chosen.name, dry_run=dry_run, **result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, JsonValue, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from dflash_ops.agent.variables import NAME_PATTERN
+from dflash_ops.agent.variables import FOR_PIP, NAME_PATTERN
 from dflash_ops.config.base import NAME, PROGRAM, SECTIONS, TEXT, Matches, Model
 
 TransportName = Literal["local", "ssh", "pct"]
@@ -102,7 +103,8 @@ class Host(Model):
     job_user: Annotated[str, _USER] | None = None
     """The run belongs to this user of the host. Default: the user who logs in."""
     environment: Annotated[dict[Annotated[str, _VARIABLE], Annotated[str, _PLAIN]], _NO_OTHER_KEYS] = Field({})
-    """Environment variables of the trainer there; a verdict speaks for these values only."""
+    """Environment variables of the trainer there; a verdict speaks for these values only. PIP_INDEX_URL and what else
+    tells pip where packages are serves the making of an environment, and does not reach the trainer."""
     secrets: Annotated[dict[Annotated[str, _VARIABLE], Annotated[str, _SECRET]], _NO_OTHER_KEYS] = Field({})
     """Variables whose values are read here when they are needed (env:VARIABLE or file:PATH), and shown nowhere."""
     shared_gpus: Annotated[str, TEXT] | None = None
@@ -132,6 +134,14 @@ class Host(Model):
         for _, message in section_problems(self.transport, given):
             raise PydanticCustomError(SECTIONS, "{message}", {"message": message})
         return self
+
+    @field_validator("environment")
+    @classmethod
+    def _no_password(cls, environment: dict[str, str]) -> dict[str, str]:
+        for name in sorted(set(environment) & set(FOR_PIP)):
+            if re.search(r"://[^/\s]*@", environment[name]):
+                raise ValueError(f"has a user name or a password in {name}: make it one of the `secrets`")
+        return environment
 
     @field_validator("secrets")
     @classmethod

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from dflash_ops.config.asset import PREFIX, USERS
 from dflash_ops.config.base import Model
 from dflash_ops.config.document import Document, KeyPath, read_document
+from dflash_ops.config.environment import read_lock
 from dflash_ops.config.errors import ConfigError, Problem, nearest
 from dflash_ops.config.overrides import Settings, override
 from dflash_ops.config.places import YAML_SUFFIXES, bundled, folder_label, user_config, yaml_files
@@ -47,6 +48,7 @@ def load_playbook(name_or_path: str, *, sets: Sequence[str] = (), env: Mapping[s
     settings.data.setdefault("name", path.stem.removesuffix(".example"))
     missing = [*_absolute_sources(settings, path.parent), *_unknown_assets(settings)]
     _absolute_uploads(settings, path.parent)
+    missing += _bad_lock(settings, path.parent)
     return validated(Playbook, settings.data, settings.locate, missing)
 
 
@@ -109,9 +111,28 @@ def _unknown_assets(settings: Settings) -> Iterator[Problem]:
             yield settings.locate((section, key)).problem((section, key), f"there is no asset '{name}'", hint)
 
 
+def _bad_lock(settings: Settings, home: Path) -> Iterator[Problem]:
+    """Makes its path absolute in place, as that of the trainer; tells what is wrong in it."""
+    section = settings.data.get("environment")
+    value = section.get("lock") if isinstance(section, dict) else None
+    if not isinstance(section, dict) or not isinstance(value, str) or not value or "\0" in value:
+        return
+    origin = settings.locate(("environment", "lock"))
+    base = home if origin is settings.document else Path.cwd()
+    section["lock"] = os.path.abspath(base / os.path.expanduser(value))  # noqa: PTH100, PTH111
+    if not os.path.isfile(section["lock"]):  # noqa: PTH113
+        yield _no_such(origin, ("environment", "lock"), "file", value, base)
+        return
+    found = read_lock(Path(section["lock"]))
+    if isinstance(found, Problem):
+        yield found
+
+
 def _absolute_uploads(settings: Settings, home: Path) -> None:
-    assets = settings.data.get("assets")
-    for asset in assets.values() if isinstance(assets, dict) else ():
+    """Of assets, and of the environment's wheels."""
+    assets, environment = settings.data.get("assets"), settings.data.get("environment")
+    wheels = environment.get("wheels") if isinstance(environment, dict) else None
+    for asset in [*(assets.values() if isinstance(assets, dict) else ()), wheels]:
         value = asset.get("upload") if isinstance(asset, dict) else None
         if isinstance(value, str) and value and "\0" not in value:
             asset["upload"] = os.path.abspath(home / os.path.expanduser(value))  # noqa: PTH100, PTH111

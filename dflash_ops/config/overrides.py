@@ -87,12 +87,14 @@ def _resolve(key: str, model: Section, label: str) -> KeyPath:
         return wanted
     if wanted in tree:
         raise ConfigError.one(label, None, f"'{key}' is a section", f"name a key in it: {key}.KEY=value")
-    matches = sorted(dotted(leaf) for leaf in leaves if leaf[-1] == key)
+    # a section that is mostly left out is meant only where it is named
+    short = {leaf for leaf in leaves if len(leaf) == 1 or model.model_fields[str(leaf[0])].default is not None}
+    matches = sorted(dotted(leaf) for leaf in short if leaf[-1] == key)
     if len(matches) == 1:
         return tuple(matches[0].split("."))
     if matches:
         raise ConfigError.one(label, None, f"'{key}' is ambiguous", f"write {' or '.join(matches)}")
     # a near key keeps the section that was named, if one was
-    near = {dotted(leaf) for leaf in leaves} if "." in key else {str(leaf[-1]) for leaf in leaves}
+    near = {dotted(leaf) for leaf in leaves} if "." in key else {str(leaf[-1]) for leaf in short}
     hint = nearest(key, near)
     raise ConfigError.one(label, None, f"unknown key '{key}'", hint if hint.startswith("did") else "")

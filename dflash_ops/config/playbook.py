@@ -9,6 +9,7 @@ from pydantic import Field
 
 from dflash_ops.config.asset import Asset
 from dflash_ops.config.base import NAME, TEXT, Matches, Model
+from dflash_ops.config.environment import Environment
 from dflash_ops.config.places import bundled
 from dflash_ops.config.training import Training
 from dflash_ops.config.workload import Workload
@@ -104,6 +105,8 @@ class Playbook(Model):
     workload: Workload
     training: Training
     run: Run = Run()
+    environment: Environment | None = None
+    """The trainer's packages, made on the host from a lock. Left out: those that the host's `python` has."""
     assets: dict[Annotated[str, NAME], Asset] = Field({}, json_schema_extra={"additionalProperties": False})
     """Weights and datasets by name; `asset:NAME` is the value of target, data, prompts or init_from."""
 

@@ -39,11 +39,13 @@ class Found:
 
 def examine_assets(conversation: Conversation, playbook: Playbook, events: Events) -> dict[str, Found]:
     """Changes nothing on the host."""
-    found = {}
-    for name, asset in playbook.assets.items():
-        events.emit("asking", what=f"for the fingerprint of asset {name} (large files take a while, once)")
-        found[name] = _examined(conversation, name, asset)
-    return found
+    return {name: look_at(conversation, name, asset, events) for name, asset in playbook.assets.items()}
+
+
+def look_at(conversation: Conversation, name: str, asset: Asset, events: Events) -> Found:
+    """One of them, or what is treated as one. Changes nothing on the host."""
+    events.emit("asking", what=f"for the fingerprint of asset {name} (large files take a while, once)")
+    return _examined(conversation, name, asset)
 
 
 def bring_assets(
@@ -53,13 +55,25 @@ def bring_assets(
 
     None of `found` may be a blocker.
     """
-    sent = {}
-    for name, asset in playbook.assets.items():
-        if asset.upload is not None and found[name].asset is None:
-            path = _send(conversation, name, asset, events)
-            content = _local(name, asset)
-            sent[name] = _there(name, HostAsset(path, content.fingerprint), content.size)
-    return sent
+    return {
+        name: _brought(conversation, name, asset, events)
+        for name, asset in playbook.assets.items()
+        if asset.upload is not None and found[name].asset is None
+    }
+
+
+def bring(conversation: Conversation, name: str, asset: Asset, events: Events) -> Found:
+    """One that is treated as an asset: as it was found, or sent where that is what is missing."""
+    found = look_at(conversation, name, asset, events)
+    if asset.upload is None or found.asset is not None or found.diagnosis.level is Level.BLOCKER:
+        return found
+    return _brought(conversation, name, asset, events)
+
+
+def _brought(conversation: Conversation, name: str, asset: Asset, events: Events) -> Found:
+    path = _send(conversation, name, asset, events)
+    content = _local(name, asset)
+    return _there(name, HostAsset(path, content.fingerprint), content.size)
 
 
 def resolved(settings: dict[str, Any], assets: Mapping[str, HostAsset]) -> dict[str, Any]:

@@ -135,6 +135,7 @@ def _staged(session: Session, playbook: Playbook, choices: Choices, outcome: Out
             stages = Stages(session, conversation, chosen, session.events)
             stages.lock(command)
             stages.use(stages.named(wanted))
+            stages.environment()
             return stages
 
         with conversing(session, begin_there, then=then, give_up_s=LINK_PATIENCE_S) as (_, stages):
@@ -151,6 +152,7 @@ def _staged(session: Session, playbook: Playbook, choices: Choices, outcome: Out
             stages.ask_ahead(release, command, verdict=not (choices.again or choices.tune or choices.skip_reason))
             stages.lock(command)
             stages.stage(release)
+            stages.environment()
             return stages
 
         with conversing(session, begin, then=then, give_up_s=LINK_PATIENCE_S) as (_, stages):

@@ -19,7 +19,12 @@ LOW_FREE_BYTES = 5 << 30
 MIN_FREE_INODES = 2000
 MAX_CLOCK_SKEW_S = 60.0
 BUSY_GPU_SHARE = 0.05
-CACHES = {"assets": "assets", "prepared": "prepared data", "caches": "compiled kernels and the like"}
+CACHES = {
+    "environments": "environments",
+    "assets": "assets",
+    "prepared": "prepared data",
+    "caches": "compiled kernels and the like",
+}
 """What the agent measures, and what people call it."""
 
 
@@ -48,6 +53,8 @@ def _gib(count: float) -> str:
 def examine_host(host: Host, facts: Mapping[str, Any], environment: Mapping[str, Any], now: float) -> list[Diagnosis]:
     """`facts` and `environment` are the agent's answers to `facts` and `probe`."""
     where = "container" if host.transport == "pct" else "host"
+    managed, packages = environment.get("managed"), len(environment["packages"])
+    python = f"python {environment['version']} at {environment['executable']}, {packages} packages"
     found = [
         Diagnosis(
             Level.OK,
@@ -59,7 +66,7 @@ def examine_host(host: Host, facts: Mapping[str, Any], environment: Mapping[str,
         Diagnosis(
             Level.OK,
             where,
-            f"python {environment['version']} at {environment['executable']}, {len(environment['packages'])} packages",
+            python + (f", environment {managed[:12]}" if managed else ""),
         ),
     ]
     free, inodes = facts["disk_free_bytes"], facts["inodes_free"]
@@ -87,11 +94,11 @@ def examine_host(host: Host, facts: Mapping[str, Any], environment: Mapping[str,
     return found
 
 
-def examine_variables(variables: Variables) -> list[Diagnosis]:
-    """What the host's file adds to the trainer's environment; of secrets the names."""
+def examine_variables(variables: Variables, who: str) -> list[Diagnosis]:
+    """What the host's file adds, to whom; of secrets the names."""
     said = [*(f"{name}={value}" for name, value in sorted(variables.plain.items()))]
     said += [f"{name} (secret)" for name in variables.names_of_secrets]
-    return [Diagnosis(Level.OK, "workstation", f"the trainer gets {', '.join(said)}")] if said else []
+    return [Diagnosis(Level.OK, "workstation", f"{who} {', '.join(said)}")] if said else []
 
 
 def examine_disk(
@@ -154,7 +161,10 @@ def examine_packages(environment: Mapping[str, Any], playbook: Playbook) -> list
             Level.BLOCKER,
             "trainer",
             f"{environment['executable']} has no {', '.join(missing)}",
-            "install the wheel with its extra `trainer` there, or name the right `python` in the inventory",
+            "add them to what the lock is made of"
+            if playbook.environment
+            else "install the wheel with its extra `trainer` there, or name the right `python` in the inventory, or "
+            "give the playbook an `environment`",
         )
     ]
 
@@ -173,7 +183,10 @@ def examine_tools(environment: Mapping[str, Any], playbook: Playbook) -> list[Di
     if not workload.require_cuda and tools["cxx"] is None:
         missing.append(("a C++ compiler (CXX, g++ or clang++)", "g++"))
     if not tools["headers"]:
-        missing.append((f"Python's headers ({tools['include']}/Python.h)", "python3-dev"))
+        minor = ".".join(environment["version"].split(".")[:2])
+        missing.append((f"Python's headers ({tools['include']}/Python.h)", f"python{minor}-dev"))
+    if workload.require_cuda and tools["problem"] is not None:
+        missing.append((f"what {tools['c']} needs for {tools['include']}/Python.h ({tools['problem']})", "libc6-dev"))
     if not missing:
         compiler = tools["c"] if workload.require_cuda else tools["cxx"]
         return [Diagnosis(Level.OK, "trainer", f"kernels are compiled with {compiler} and {tools['include']}/Python.h")]

@@ -32,9 +32,13 @@ def plan(host: Host, playbook: Playbook, choices: Choices) -> list[dict[str, str
         ]
     else:
         steps = [connect, ("stage", f"nothing is built or sent: release {choices.release} of that host")]
-    steps += [
-        ("doctor", f"disk, GPUs, {host.python}, the trainer's own check"),
-    ]
+    if playbook.environment is not None:
+        wheels = playbook.environment.wheels
+        source = f"wheels of {wheels.upload or wheels.path}" if wheels else "an index that the host reaches"
+        made = f"made of {host.python} and {playbook.environment.lock} from {source}, unless it is there"
+        steps.append(("environment", f"{host.workdir}/envs/<digest>, {made}"))
+    python = host.python if playbook.environment is None else "its environment"
+    steps.append(("doctor", f"disk, GPUs, {python}, the trainer's own check"))
     if playbook.assets:
         said = [
             f"{name} sent from {asset.upload}, unless it is there" if asset.upload else f"{name} at {asset.path}"

@@ -1,4 +1,4 @@
-"""Making room on a host: old runs that are home, old releases, assets, prepared data and agents, caches if asked."""
+"""Making room on a host: old runs that are home, releases, environments, assets, prepared data, agents, and caches."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Limits:
 
     runs: int
     releases: int
+    environments: int
     prepared: int
     assets: int
     caches: bool
@@ -41,6 +42,7 @@ def prune(
             {
                 "keep_runs": limits.runs,
                 "keep_releases": limits.releases,
+                "keep_environments": limits.environments,
                 "keep_prepared": limits.prepared,
                 "keep_assets": limits.assets,
                 "caches": limits.caches,

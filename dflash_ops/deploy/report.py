@@ -55,6 +55,8 @@ def _lines(folder: Path) -> Iterator[str]:
             yield f"- {name}: {value}"
     if run.get("python_version"):
         yield f"- python: {run['python_version']} at {run.get('python')}{_versions(_table(run.get('packages')))}"
+    if run.get("managed"):
+        yield f"- environment: managed, {run['managed']}"
     for name, asset in sorted(_table(run.get("assets")).items()):
         yield f"- asset {name}: {_table(asset).get('path')}, sha256 {_table(asset).get('sha256')}"
     yield ""

@@ -12,7 +12,6 @@ from dflash_ops.config.document import Document, KeyPath
 from dflash_ops.config.errors import Problem
 from dflash_ops.config.loading import validated
 from dflash_ops.config.overrides import override
-from dflash_ops.config.playbook import Trainer
 from dflash_ops.deploy.building import built, checked
 from dflash_ops.deploy.deploying import Choices, Outcome, launch, proven, see_to_the_end
 from dflash_ops.deploy.events import Events
@@ -81,7 +80,7 @@ class Point:
             raise nonsense("no answer about a run to go on with", where)
         return cls(raw["run"], raw["state"], raw["release"], raw["checkpoint"], int(raw["step"]), raw)
 
-    def playbook(self, sets: Sequence[str], rebuilt: Trainer | None) -> Continued:
+    def playbook(self, sets: Sequence[str], rebuilt: Playbook | None) -> Continued:
         """`rebuilt`: whose release is built anew; None: the run's own is used, of which only its module is known.
 
         Raises ConfigError for what `sets` may not change, OpsError where nothing is left to do.
@@ -92,14 +91,16 @@ class Point:
             "name": self.raw.get("playbook") or "resumed",
             # a release may be any trainer's: only what is known to be the bundled one is asked for its packages
             "trainer": {
-                "source": rebuilt.source if rebuilt else f"release {self.release}",
-                "module": rebuilt.module if rebuilt else self.raw["module"],
+                "source": rebuilt.trainer.source if rebuilt else f"release {self.release}",
+                "module": rebuilt.trainer.module if rebuilt else self.raw["module"],
             },
             "workload": settings["workload"],
             # what it began with is in its checkpoint
             "training": {**_without(settings["training"], "init_from"), "resume_from": self.checkpoint},
             "run": {"canary_max_age_h": self.raw["max_age_s"] / SECONDS_PER_HOUR},
         }
+        if rebuilt is not None and rebuilt.environment is not None:
+            data["environment"] = rebuilt.environment.model_dump(exclude_none=True)
         changed = override(Document(f"settings of run {self.run}", data, {}), sets, Playbook)
         wrong = [_unchangeable(path) for path in changed.origins if not _may_change(path)]
         if wrong:
@@ -147,8 +148,8 @@ def resume(session: Session, wish: Wish, events: Events, choices: Choices, outco
     with session.conversation() as conversation:
         point = Point.ask(conversation, wish.run, events, session.host.name)
         outcome.parent = point.run
-        with _release(wish, events) as (release, trainer):
-            playbook = point.playbook(wish.sets, trainer)
+        with _release(wish, events) as (release, rebuilt):
+            playbook = point.playbook(wish.sets, rebuilt)
             outcome.release = point.release if release is None else release.digest
             stages = Stages(session, conversation, playbook, events)
             stages.keep_assets(point.raw["assets"])
@@ -157,6 +158,7 @@ def resume(session: Session, wish: Wish, events: Events, choices: Choices, outco
                 _use_its_own(stages, point)
             else:
                 stages.stage(release)
+                stages.environment()
             with proven(stages, choices, outcome, "resume") as (run, folder):
                 policy = point.policy(playbook)
                 launch(stages, run, folder, choices, outcome, policy=policy)
@@ -164,21 +166,25 @@ def resume(session: Session, wish: Wish, events: Events, choices: Choices, outco
 
 
 def _use_its_own(stages: Stages, point: Point) -> None:
+    """Release and managed environment; an existing one is the host's `python` as it is now."""
     try:
         stages.use(point.release)
     except OpsError as error:
         if error.kind == "unknown_release":
             error.fix = f"build one anew: `dflash-ops resume {point.run} --release --playbook NAME`"
         raise
+    managed, python = point.raw.get("managed"), point.raw.get("python")
+    if isinstance(managed, str) and isinstance(python, str):
+        stages.keep_environment(python, managed)
 
 
 @contextmanager
-def _release(wish: Wish, events: Events) -> Iterator[tuple[Release | None, Trainer | None]]:
-    """The release to build anew and its trainer; None where the run's own is used."""
+def _release(wish: Wish, events: Events) -> Iterator[tuple[Release | None, Playbook | None]]:
+    """The release to build anew and its playbook; None where the run's own is used."""
     if wish.playbook is None:
         yield None, None
         return
     playbook = load_playbook(wish.playbook)
     with built(playbook, events) as release:
         checked(release, events)
-        yield release, playbook.trainer
+        yield release, playbook

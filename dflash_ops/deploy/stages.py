@@ -12,23 +12,12 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from dflash_ops.config import Playbook
-from dflash_ops.deploy.assets import Found, HostAsset, as_arguments, bring_assets, examine_assets, resolved
-from dflash_ops.deploy.doctor import (
-    Diagnosis,
-    clock,
-    examine_disk,
-    examine_gpus,
-    examine_holders,
-    examine_host,
-    examine_packages,
-    examine_tools,
-    examine_trainer,
-    examine_variables,
-    refuse_blockers,
-)
+from dflash_ops.deploy.assets import HostAsset, as_arguments, bring_assets, examine_assets, resolved
+from dflash_ops.deploy.doctor import Diagnosis, examine_trainer, refuse_blockers
+from dflash_ops.deploy.environments import HostEnvironment, at_once, diagnoses, is_asked_at_once, make_environment
 from dflash_ops.deploy.events import Events
+from dflash_ops.deploy.examining import Subject, examine, footprint_arguments, probe_arguments
 from dflash_ops.deploy.lines import LineSplitter, gist
-from dflash_ops.deploy.node import examine_node
 from dflash_ops.deploy.session import Facts, Session, facts, owner
 from dflash_ops.errors import ExitCode, OpsError, TransportError
 from dflash_ops.release import Release
@@ -52,6 +41,9 @@ class Stages:
         self.release = ""
         self.manifest: dict[str, Any] | None = None
         """Of a release that was built here."""
+        self.python = self.session.python
+        """The trainer's: the host's own, or that of the environment that was made for it."""
+        self._environment: HostEnvironment | None = None
         self._needs: dict[str, Any] | None = None
         self._untuned: dict[str, Any] | None = None
         self._assets: dict[str, HostAsset] = {}
@@ -85,8 +77,13 @@ class Stages:
         ask("stage", _stage_arguments(release, None), upload=release.archive)
         ask("syntax", self._syntax_arguments())
         ask("activate", {"digest": release.digest})
-        ask("probe", _probe_arguments(self.session))
-        ask("footprint", _footprint_arguments(self.playbook))
+        if self.playbook.environment is not None:
+            # which Python answers the rest is known once it is there
+            if is_asked_at_once(self.playbook):
+                ask("environment", at_once(self.session, self.playbook))
+            return
+        ask("probe", probe_arguments(self.session, self.python))
+        ask("footprint", footprint_arguments(self.playbook))
         ask("holders")
         if self.playbook.assets:
             # where they lie on the host is part of the settings
@@ -154,10 +151,34 @@ class Stages:
     def _syntax_arguments(self) -> dict[str, object]:
         return {"digest": self.release, "python": self.session.python}
 
+    def environment(self) -> None:
+        """Makes the environment that the playbook names, or finds it made. Raises OpsError (exit 5)."""
+        if self.playbook.environment is None:
+            return
+
+        def ask(arguments: dict[str, Any]) -> dict[str, Any]:
+            return self._verb("environment", arguments)
+
+        found = make_environment(self.session, self.conversation, self.playbook, self.events, ask)
+        self._environment = found
+        self._use_python(found.python, found.digest, reused=found.reused)
+
+    def keep_environment(self, python: str, digest: str) -> None:
+        """That of a run that goes on: the host has kept it."""
+        self._use_python(python, digest, reused=True)
+
+    def _use_python(self, python: str | None, digest: str, *, reused: bool) -> None:
+        self.python = str(python)
+        self.events.emit("environment", environment=digest, python=self.python, reused=reused)
+
     def doctor(self) -> None:
         """Host, GPUs and the trainer's own check. Raises OpsError (exit 5) that names the first blocker."""
         assets = examine_assets(self.conversation, self.playbook, self.events)
-        self._report(examine(self.session, self.conversation, self.facts, self.playbook, assets))
+        subject = Subject(self.playbook, self.python, assets)
+        found = examine(self.session, self.conversation, self.facts, subject)
+        if self._environment is not None:
+            found += diagnoses(self._environment)
+        self._report(found)
         sent = bring_assets(self.conversation, self.playbook, self.events, assets)
         self._report([one.diagnosis for one in sent.values()])
         assets |= sent
@@ -175,7 +196,7 @@ class Stages:
                 kind="doctor",
                 where=f"{self._where}, trainer",
                 fix=error.fix
-                or f"give {self.session.python} there the trainer's packages (the wheel with its extra `trainer`)",
+                or f"give {self.python} there the trainer's packages (the wheel with its extra `trainer`)",
                 evidence=error.evidence,
             ) from error
         self._report(examine_trainer(answer))
@@ -258,11 +279,11 @@ class Stages:
         return {
             "digest": self.release,
             "module": self.playbook.trainer.module,
-            "python": self.session.python,
+            "python": self.python,
             "playbook": self.playbook.name,
             "user": self.session.host.job_user,
-            "environment": self.session.variables.plain,
-            "secrets": self.session.variables.secrets,
+            "environment": self.session.variables.of_jobs.plain,
+            "secrets": self.session.variables.of_jobs.secrets,
             "shared_gpus": self.session.host.shared_gpus,
             "max_age_s": self.playbook.run.canary_max_age_h * SECONDS_PER_HOUR,
             "assets": as_arguments(self._assets),
@@ -273,9 +294,16 @@ class Stages:
     def _verb(self, op: str, arguments: dict[str, object]) -> dict[str, Any]:
         lines = LineSplitter(lambda line: self.events.emit("log", source=op, line=line))
         try:
-            return self.conversation.request(op, arguments, on_data=lambda stream, data: lines.feed(data))
+            return self.conversation.request(
+                op, arguments, on_event=self._tell, on_data=lambda stream, data: lines.feed(data)
+            )
         finally:
             lines.close()
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        if event["event"] == "building":
+            told = {key: event[key] for key in ("environment", "packages", "begun")}
+            self.events.emit("building", host=self._where, **told)
 
 
 def _lock_arguments(command: str) -> dict[str, object]:
@@ -285,15 +313,6 @@ def _lock_arguments(command: str) -> dict[str, object]:
 def _stage_arguments(release: Release, path: str | None) -> dict[str, object]:
     sha256 = hashlib.sha256(release.archive).hexdigest()
     return {"digest": release.digest, "size": len(release.archive), "sha256": sha256, "path": path}
-
-
-def _probe_arguments(session: Session) -> dict[str, object]:
-    return {"python": session.python, "user": session.host.job_user, "environment": session.variables.plain}
-
-
-def _footprint_arguments(playbook: Playbook, *, caches: bool = False) -> dict[str, object]:
-    workload = playbook.workload.model_dump(mode="json")
-    return {"module": playbook.trainer.module, "workload": workload, "caches": caches}
 
 
 def _misnamed(name: str, found: list[str]) -> str:
@@ -307,32 +326,6 @@ DIGITS = 8
 CANARY_SLACK_S = 120
 """The host's deadline lies behind the trainer's own watchdog, which can say more."""
 LAUNCH_TIMEOUT_S = 60
-
-
-def examine(
-    session: Session,
-    conversation: Conversation,
-    known: Facts,
-    playbook: Playbook,
-    assets: Mapping[str, Found],
-    *,
-    caches: bool = False,
-) -> list[Diagnosis]:
-    """What `doctor` can tell without a release on the host. `caches`: measure what they take, file by file."""
-    environment = conversation.request("probe", _probe_arguments(session))
-    footprint = conversation.request("footprint", _footprint_arguments(playbook, caches=caches))
-    coming = sum(one.coming for one in assets.values())
-    return [
-        *examine_node(session.host, conversation.greeting),
-        *examine_host(session.host, known.raw, environment, clock()),
-        *examine_disk(session.host, known.raw, footprint, playbook, coming=coming),
-        *examine_variables(session.variables),
-        *examine_gpus(known.raw, playbook),
-        *examine_packages(environment, playbook),
-        *examine_tools(environment, playbook),
-        *examine_holders(conversation.request("holders")),
-        *(one.diagnosis for one in assets.values()),
-    ]
 
 
 def refuse_verdict(verdict: dict[str, Any], where: str, folder: Path) -> None:

@@ -51,6 +51,13 @@ class HumanView:
             "activated": lambda e: self._say(
                 f"stage    {e['release'][:12]} is current; its {e['files']} files compile under the host's Python"
             ),
+            "building": lambda e: self._say(
+                f"packages environment {e['environment'][:12]} of {number(e['packages'], 'package')} is made on "
+                f"{escape(e['host'])}" + ("" if e["begun"] else " already: following")
+            ),
+            "environment": lambda e: self._say(
+                f"packages environment [bold]{e['environment'][:12]}[/] {'already there' if e['reused'] else 'made'}"
+            ),
             "diagnosis": self._diagnosis,
             "sending": lambda e: self._say(
                 f"doctor   asset {escape(e['asset'])}: sending {number(e['files'], 'file')}, {sized(e['bytes'])}"
@@ -273,6 +280,10 @@ class HumanView:
             self._say(f"  lost: {escape(str(event['hint']))}")
         if event.get("disk_low"):
             self._say(f"  [yellow]disk[/] {escape(str(event['disk_low'].get('what')))}")
+        if event.get("managed"):
+            self._say(f"  environment {escape(str(event['managed'])[:12])}")
+        elif event.get("python"):
+            self._say(f"  python {escape(str(event['python']))}")
         if event.get("skipped_canary"):
             self._say(f"  [bold red]without a canary[/]: {escape(event['skipped_canary'])}")
         if event.get("parent"):

@@ -19,7 +19,7 @@ from dflash_ops.agent.prune import Limits, plan
 from dflash_ops.agent.workdir import WorkDir
 from tests.agent.client import Agent, AgentFailed, manifest_of
 
-NONE = Limits(runs=0, releases=0, prepared=0, collected=None)
+NONE = Limits(runs=0, releases=0, environments=0, prepared=0, collected=None)
 
 
 class Host:
@@ -122,11 +122,11 @@ def host(tmp_path: Path) -> Host:
 def test_the_newest_runs_stay_and_those_that_are_not_home(host: Host) -> None:
     for name in ("a", "b", "c", "d"):
         host.run(name)
-    fates = host.fates(Limits(1, 0, 0, collected={"a", "d"}))
+    fates = host.fates(Limits(1, 0, 0, 0, collected={"a", "d"}))
     assert {name: fate for name, (fate, _) in fates.items()} == {"d": "stays", "c": "stays", "b": "stays", "a": "goes"}
     assert fates["d"][1] == "one of the 1 newest"
     assert "not whole on your workstation" in fates["c"][1]
-    assert host.going(Limits(1, 0, 0, collected=None)) == {"a", "b", "c"}
+    assert host.going(Limits(1, 0, 0, 0, collected=None)) == {"a", "b", "c"}
 
 
 def test_a_running_run_never_goes_and_neither_does_what_it_has(host: Host) -> None:
@@ -167,7 +167,7 @@ def test_a_run_with_files_that_collect_does_not_bring_stays_unless_that_does_not
     file = host.run("a") / "out" / name
     file.parent.mkdir(exist_ok=True)
     file.write_text("of its trainer")
-    fate, why = host.fates(Limits(0, 0, 0, collected={"a"}))["a"]
+    fate, why = host.fates(Limits(0, 0, 0, 0, collected={"a"}))["a"]
     assert (fate, why) == ("stays", f"collect does not bring out/{name.partition('/')[0]}")
     assert host.going() == {"a"}
 
@@ -193,11 +193,11 @@ def test_current_previous_and_what_a_rollback_goes_to_stay(host: Host) -> None:
     host.verdict(digests["failed"], made=3, outcome="fail")
     host.verdict(digests["current"], made=4)
     host.verdict(digests["gpu"], made=1, devices="GPU-1")
-    why = {name: host.fates(Limits(0, 1, 0, None))[digest][1] for name, digest in digests.items()}
+    why = {name: host.fates(Limits(0, 1, 0, 0, None))[digest][1] for name, digest in digests.items()}
     assert (why["current"], why["previous"]) == ("current", "previous")
     assert why["good"] == why["gpu"] == "the last one before it whose canary passed: a rollback goes there"
     assert why["newest"] == "one of the 1 newest"
-    assert host.going(Limits(0, 1, 0, None)) == {digests["old"], digests["failed"]}
+    assert host.going(Limits(0, 1, 0, 0, None)) == {digests["old"], digests["failed"]}
 
 
 def test_releases_and_data_of_runs_that_stay_stay(host: Host) -> None:
@@ -206,8 +206,8 @@ def test_releases_and_data_of_runs_that_stay_stay(host: Host) -> None:
     newest = host.prepared("newest")
     host.run("a", release=gone, prepared=old)
     host.run("b", release=kept, prepared=used)
-    assert host.going(Limits(1, 0, 1, None)) == {"a", gone, old.name, unfinished.name}
-    assert host.fates(Limits(1, 0, 1, None))[newest.name][0] == "stays"
+    assert host.going(Limits(1, 0, 0, 1, None)) == {"a", gone, old.name, unfinished.name}
+    assert host.fates(Limits(1, 0, 0, 1, None))[newest.name][0] == "stays"
 
 
 def test_assets_of_runs_that_stay_and_of_jobs_that_live_stay(host: Host) -> None:
@@ -218,11 +218,11 @@ def test_assets_of_runs_that_stay_and_of_jobs_that_live_stay(host: Host) -> None
     canary.mkdir()
     mark_running(canary, "canary", [], None)
     _write(canary / "settings.json", {"workload": {"target": str(of_job)}})
-    fates = host.fates(Limits(1, 0, 0, None, assets=1))
+    fates = host.fates(Limits(1, 0, 0, 0, None, assets=1))
     assert fates[target.name] == fates[start.name] == ("stays", "run kept has it")
     assert fates[of_job.name] == ("stays", "canary c has it")
     assert fates[newest.name] == ("stays", "one of the 1 newest")
-    assert host.going(Limits(1, 0, 0, None, assets=1)) == {"old", gone.name}
+    assert host.going(Limits(1, 0, 0, 0, None, assets=1)) == {"old", gone.name}
     # an upload that broke off: a moment ago, or long ago
     for name, age_s in (("a" * 64, 0), ("b" * 64, 100_000)):
         part = host.work.assets / f"{name}.part" / "incoming"
@@ -230,7 +230,7 @@ def test_assets_of_runs_that_stay_and_of_jobs_that_live_stay(host: Host) -> None
         (part / "file").write_text("half")
         for path in (part / "file", part, part.parent):
             os.utime(path, (time.time() - age_s,) * 2)
-    assert host.going(Limits(1, 0, 0, None, assets=1)) == {"old", gone.name, "b" * 64 + ".part"}
+    assert host.going(Limits(1, 0, 0, 0, None, assets=1)) == {"old", gone.name, "b" * 64 + ".part"}
 
 
 def test_caches_go_when_asked_and_nobody_runs(host: Host) -> None:
@@ -240,7 +240,7 @@ def test_caches_go_when_asked_and_nobody_runs(host: Host) -> None:
     assert host.going() == set()
     (host.work.cache / "tuning").mkdir()
     assert "prune --caches" in host.fates()["inductor"][1]
-    asked = Limits(0, 0, 0, None, caches=True)
+    asked = Limits(0, 0, 0, 0, None, caches=True)
     assert host.going(asked) == {"inductor", "other"}
     (item,) = [item for item in plan(host.work, asked) if item.name == "other"]
     assert (item.kind, item.bytes >= 10_000) == ("cache", True)
@@ -278,7 +278,7 @@ def test_half_written_checkpoints_of_a_lost_run_go_though_it_stays(host: Host) -
         (path / "out/checkpoints/step-000008.part").mkdir()
         (path / "exit.json").unlink(missing_ok=True)
     (host.work.runs / "lost/trash").mkdir()
-    everything = Limits(runs=9, releases=9, prepared=9, collected=None)
+    everything = Limits(runs=9, releases=9, environments=9, prepared=9, collected=None)
     going = {item.path.relative_to(host.work.runs) for item in plan(host.work, everything) if item.fate == "goes"}
     assert going == {Path("lost/trash"), Path("lost/out/checkpoints/step-000008.part")}
 
@@ -301,7 +301,7 @@ def test_what_the_host_does_not_let_go_is_told_and_the_rest_goes(host: Host, mon
 
 
 def ask_all(agent: Agent, **more: Any) -> dict[str, dict[str, Any]]:
-    limits = {"keep_runs": 0, "keep_releases": 0, "keep_prepared": 0, "keep_assets": 0}
+    limits = {"keep_runs": 0, "keep_releases": 0, "keep_environments": 0, "keep_prepared": 0, "keep_assets": 0}
     items = agent.call("prune", **{**limits, "collected": None, **more}).result["items"]
     return {item["name"]: item for item in items}
 

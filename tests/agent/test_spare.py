@@ -30,7 +30,7 @@ def test_what_makes_room_works_on_a_full_disk(small_disk: Path) -> None:
         with pytest.raises(AgentFailed):
             agent.call("stage", digest="0" * 64, size=10_000, upload=b"x" * 10_000)
         agent.call("lock", owner="me@desk", command="prune")
-        limits = {"keep_runs": 0, "keep_releases": 0, "keep_prepared": 0, "keep_assets": 0}
+        limits = {"keep_runs": 0, "keep_releases": 0, "keep_environments": 0, "keep_prepared": 0, "keep_assets": 0}
         found = agent.call("prune", collected=None, **limits).result["items"]
     assert [item["name"] for item in found if item["fate"] == "goes"] == ["old"]
     assert not old.exists()

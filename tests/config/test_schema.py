@@ -57,6 +57,8 @@ BAD = {
         "version: 1\nworkload: {target: t, mask_token: 7}\ntraining: {steps: 1}\nassets: {a: {path: here}}",
         "version: 1\nworkload: {target: t, mask_token: 7}\ntraining: {steps: 1}\nassets: {a b: {path: /x}}",
         "version: 1\nworkload: {target: t, mask_token: 7}\ntraining: {steps: 1}\nassets: {a: {path: /x, sha256: 0}}",
+        "version: 1\nworkload: {target: t, mask_token: 7}\ntraining: {steps: 1}\nenvironment: {python: '3.12'}",
+        "version: 1\nworkload: {target: t, mask_token: 7}\ntraining: {steps: 1}\nenvironment: {lock: l, python: 3.12}",
         "version: 2\nworkload: {target: t, mask_token: 7}\ntraining: {steps: 1}",
     ],
 }

@@ -100,7 +100,8 @@ def test_missing_packages_of_the_bundled_trainer_are_named() -> None:
 
 
 def test_what_kernels_are_compiled_with() -> None:
-    tools = {"c": "/usr/bin/gcc", "cxx": None, "headers": True, "include": "/usr/include/python3.12"}
+    include = "/usr/include/python3.12"
+    tools = {"c": "/usr/bin/gcc", "cxx": None, "headers": True, "include": include, "problem": None}
 
     def found(playbook: str = "train", **changes: object) -> list[tuple[Level, str, str]]:
         loaded = load_playbook("train", sets=[] if playbook == "train" else [playbook])
@@ -114,7 +115,10 @@ def test_what_kernels_are_compiled_with() -> None:
     assert level is Level.WARNING
     assert "not a C compiler (CC, gcc or clang) and not Python's headers" in what
     assert "/usr/include/python3.12/Python.h" in what
-    assert "apt install gcc libc6-dev python3-dev;" in fix
+    assert "apt install gcc libc6-dev python3.12-dev;" in fix
+    # a compiler alone is not enough: Python.h needs the C library's headers
+    ((level, what, fix),) = found(problem="stdlib.h: No such file or directory")
+    assert (level, "stdlib.h" in what, "libc6-dev" in fix) == (Level.WARNING, True, True)
     ((level, what, fix),) = found("require_cuda=false")
     assert (level, "C++ compiler" in what, "g++" in fix) == (Level.WARNING, True, True)
     assert found("strategy=eager", c=None) == []
@@ -179,13 +183,13 @@ def test_assets_to_come_count_and_what_is_there_is_told() -> None:
     playbook = load_playbook("quickstart", sets=("training.steps=1000", "training.checkpoint_every=100"))
     footprint = {
         "checkpoint": {"bytes": GIB, "run": "before"},
-        "caches": {"assets": 3 * GIB, "prepared": 0, "caches": GIB // 2},
+        "caches": {"environments": GIB, "assets": 3 * GIB, "prepared": 0, "caches": GIB // 2},
     }
     facts = {**FACTS, "disk_free_bytes": 20 * GIB}
     fits, there = examine_disk(HOST, facts, footprint, playbook, coming=4 * GIB)
     assert fits.level is Level.OK
     assert "and 4.0 GiB of assets to come: 9.0 GiB of 20.0 GiB free" in fits.what
-    assert "assets 3.0 GiB, prepared data 0 B, compiled kernels and the like 512.0 MiB" in there.what
+    assert "environments 1.0 GiB, assets 3.0 GiB, prepared data 0 B, compiled kernels and the like" in there.what
     full, _ = examine_disk(HOST, facts, footprint, playbook, coming=16 * GIB)
     assert full.level is Level.BLOCKER
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dflash_ops.config import ConfigError
+from dflash_ops.config import ConfigError, load_playbook
 from dflash_ops.config.playbook import Trainer
 from dflash_ops.deploy.doctor import examine_packages
 from dflash_ops.deploy.resuming import Point
@@ -45,10 +45,11 @@ def test_the_weights_that_it_began_with_are_in_its_checkpoint() -> None:
 def test_only_what_is_known_to_be_the_bundled_trainer_is_asked_for_its_packages() -> None:
     bare = {"executable": "/usr/bin/python3", "packages": {}}
     assert examine_packages(bare, point().playbook([], None)) == []
-    own = point().playbook([], Trainer(source="/src/mine", module="mine"))
+    built = load_playbook("train")
+    own = point().playbook([], built.model_copy(update={"trainer": Trainer(source="/src/mine", module="mine")}))
     assert own.trainer.module == "mine"
     assert examine_packages(bare, own) == []
-    assert examine_packages(bare, point().playbook([], Trainer())) != []
+    assert examine_packages(bare, point().playbook([], built)) != []
 
 
 @pytest.mark.parametrize(
