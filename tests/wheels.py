@@ -63,8 +63,10 @@ class Index:
     asked: list[str] = field(default_factory=list)
 
     @property
-    def variables(self) -> dict[str, str]:
-        return {"PIP_INDEX_URL": self.url, "PIP_RETRIES": "0", "PIP_TIMEOUT": "300"}
+    def arguments(self) -> dict[str, dict[str, str]]:
+        """Of a request, or of a host: how pip finds it."""
+        patient, url = {"PIP_RETRIES": "0", "PIP_TIMEOUT": "300"}, {"PIP_INDEX_URL": self.url}
+        return {"environment": patient, "secrets": url} if self.password else {"environment": {**patient, **url}}
 
     def answer(self, path: str, authorization: str | None) -> tuple[str, bytes] | None:
         """None for who may not."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from dflash_ops.agent.variables import Variables
 from dflash_ops.config import Host, Playbook
-from dflash_ops.deploy.amounts import sized
+from dflash_ops.deploy.amounts import number, sized
 from dflash_ops.deploy.holder_lines import lease_line, lock_line, occupied_line
 from dflash_ops.errors import ExitCode, OpsError
 
@@ -53,8 +53,8 @@ def _gib(count: float) -> str:
 def examine_host(host: Host, facts: Mapping[str, Any], environment: Mapping[str, Any], now: float) -> list[Diagnosis]:
     """`facts` and `environment` are the agent's answers to `facts` and `probe`."""
     where = "container" if host.transport == "pct" else "host"
-    managed, packages = environment.get("managed"), len(environment["packages"])
-    python = f"python {environment['version']} at {environment['executable']}, {packages} packages"
+    managed, packages = environment.get("managed"), number(len(environment["packages"]), "package")
+    python = f"python {environment['version']} at {environment['executable']}, {packages}"
     found = [
         Diagnosis(
             Level.OK,

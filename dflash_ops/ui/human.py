@@ -138,7 +138,7 @@ class HumanView:
     def _plan(self, event: Event) -> None:
         self._say("plan (nothing is touched):")
         for step in event["steps"]:
-            self._say(f"  {escape(step['stage']):9}{escape(step['what'])}")
+            self._say(f"  {escape(step['stage']):12}{escape(step['what'])}")
 
     def _built(self, event: Event) -> None:
         dirty = f", {number(len(event['dirty']), 'file')} unlike the commit's" if event["dirty"] else ""

@@ -8,6 +8,7 @@ import json
 import os
 import pwd
 import signal
+import socket
 import subprocess
 import tempfile
 import venv
@@ -146,24 +147,11 @@ def test_a_hash_that_does_not_fit_names_the_package_and_leaves_nothing(
     assert entries(shared_work) == before
 
 
-def test_an_index_whose_password_is_nowhere(agent: Agent, work: Path, wheels: Wheels) -> None:
-    password = "hunter2-hunter2"
-    with serving(wheels.folder, password=password) as index:
-        index.gate.set()
-        url = index.variables.pop("PIP_INDEX_URL")
-        asked = {"python": bare_python(), "lock": wheels.lock, "environment": {"PIP_RETRIES": "0"}}
-        reply = agent.call("environment", secrets={"PIP_INDEX_URL": url}, **asked)
-    assert reply.result["python"]
-    assert "Successfully installed" in reply.log
-    assert password not in reply.log
-    kept = [path for path in work.rglob("*") if path.is_file() and not path.is_symlink()]
-    assert [path for path in kept if password.encode() in path.read_bytes()] == []
-
-
 def test_without_a_way_to_an_index_it_says_how_to_bring_wheels(agent: Agent, wheels: Wheels) -> None:
-    # nobody listens on the discard port
-    variables = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}
-    with pytest.raises(AgentFailed) as caught:
+    with socket.socket() as deaf, pytest.raises(AgentFailed) as caught:
+        # its port is ours, and nobody listens there
+        deaf.bind(("127.0.0.1", 0))
+        variables = {"PIP_INDEX_URL": f"http://127.0.0.1:{deaf.getsockname()[1]}/simple", "PIP_RETRIES": "1"}
         agent.call("environment", python=bare_python(), lock=wheels.lock, environment=variables)
     assert (caught.value.kind, caught.value.exit) == ("environment", 5)
     assert "reaches no package index" in caught.value.what
@@ -212,7 +200,7 @@ def builders(work: Path, digest: str) -> list[int]:
 
 def begin(agent: Agent, index: Index, lock: str, **more: Any) -> tuple[int, dict[str, Any]]:
     """Asks for it; the number of the request and the event that tells whether this one began it."""
-    number = agent.ask("environment", python=bare_python(), lock=lock, environment=index.variables, **more)
+    number = agent.ask("environment", python=bare_python(), lock=lock, **index.arguments, **more)
     event: dict[str, Any] = {}
     while event.get("event") != "building":
         kind, payload = agent.frame()
@@ -222,8 +210,9 @@ def begin(agent: Agent, index: Index, lock: str, **more: Any) -> tuple[int, dict
 
 
 def test_two_want_it_at_once_and_the_agent_that_began_it_is_killed(work: Path, wheels: Wheels) -> None:
-    lock = locked(wheels.two)
-    with serving(wheels.folder) as index, Agent(work) as first, Agent(work) as second:
+    """From an index with a password, which is nowhere."""
+    lock, password = locked(wheels.two), "hunter2-hunter2"
+    with serving(wheels.folder, password=password) as index, Agent(work) as first, Agent(work) as second:
         _, event = begin(first, index, lock)
         assert event["begun"]
         eventually(lambda: index.asked)
@@ -244,6 +233,9 @@ def test_two_want_it_at_once_and_the_agent_that_began_it_is_killed(work: Path, w
     assert index.asked == [wheels.two.name]
     assert entries(work) == {event["environment"]}
     eventually(lambda: not builders(work, event["environment"]))
+    assert password not in found.log
+    kept = [path for path in work.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert [path for path in kept if password.encode() in path.read_bytes()] == []
 
 
 def test_a_builder_that_is_killed_leaves_nothing_that_could_be_used(work: Path, wheels: Wheels) -> None:
