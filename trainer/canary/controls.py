@@ -69,7 +69,8 @@ def _graphs_off(parts: Parts) -> Check:
     device, index = devices[0], devices[0].index or 0
     stream = torch.cuda.Stream(device)
     with torch.cuda.device(device), torch.cuda.stream(stream):
-        value = torch.ones(8, device=device)
+        # called once before: loading a kernel is no work for a capture
+        value = torch.ones(8, device=device).mul_(2.0)
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="thread_local")

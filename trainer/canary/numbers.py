@@ -84,19 +84,11 @@ class NumbersJudge:
         if self._ended:
             return
         try:
-            judged = [self._worker(step, worker) for worker in range(len(self._workers))]
+            good = self._judge(step, differ)
         except torch.OutOfMemoryError as error:
             reason = str(error).splitlines()[0]
             self._trouble = Check("reference", None, Outcome.INCONCLUSIVE, f"{_TOO_LARGE} ({reason})")
             good = False
-        else:
-            good = self._exchange(step) and all(judged)
-            # the same bits need no second judgement
-            first = judge_update(self._workers[0], self._state, step)
-            for worker, record in enumerate(self._workers):
-                updated = judge_update(record, self._state, step) if worker in differ else first
-                good = self._take("parameters", worker, step, updated) and good
-            self._judged = step + 1
         for record in self._workers:
             record.step = StepRecord()
         if not good:
@@ -104,6 +96,20 @@ class NumbersJudge:
         if any(each.type == "cuda" for each in self._parts.placement.drafters):
             # what the reference needed is not the workers': their memory is looked at
             torch.cuda.empty_cache()
+
+    def _judge(self, step: int, differ: Collection[int]) -> bool:
+        numbers = [self._worker(step, worker) for worker in range(len(self._workers))]
+        exchanged = self._exchange(step)
+        # the same bits need no second judgement
+        first = judge_update(self._workers[0], self._state, step)
+        updates = [
+            self._take(
+                "parameters", worker, step, judge_update(record, self._state, step) if worker in differ else first
+            )
+            for worker, record in enumerate(self._workers)
+        ]
+        self._judged = step + 1
+        return all(numbers) and exchanged and all(updates)
 
     def report(self) -> list[Check]:
         """A check of each kind for each worker, causes before their consequences, and the negative control."""
