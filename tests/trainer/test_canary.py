@@ -132,8 +132,9 @@ def test_a_dying_worker_shows_its_traceback(ready: Callable[..., Json], tmp_path
 
 @pytest.mark.compiles
 @pytest.mark.slow
-def test_compiled_workers_pass(ready: Callable[..., Json], tmp_path: Path) -> None:
-    code, evidence, log = canary(ready(strategy="default"), tmp_path)
+@pytest.mark.parametrize("strategy", ["default", "whole-step"])
+def test_compiled_workers_pass(ready: Callable[..., Json], tmp_path: Path, strategy: str) -> None:
+    code, evidence, log = canary(ready(strategy=strategy), tmp_path)
     assert code == 0, log
     wanted = {("compile_gate", None), ("recompiles", None), ("code_objects", 0), ("code_objects", 1)}
     wanted |= {("control_code_objects", None), ("memory_back", None)}

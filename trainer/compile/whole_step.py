@@ -32,7 +32,7 @@ class WholeStep(BaseStep):
             key: RecordedPiece(self._micro_batch(*key), pool, f"{plan.name}, {self._text(*key)}")
             for key in self._keys()
         }
-        self._update = RecordedPiece(self._update_alone, pool, f"{plan.name}, the update")
+        self._update = RecordedPiece(self._updating(), pool, f"{plan.name}, the update")
         self._norm: Tensor | None = None
 
     def _keys(self) -> list[_Key]:
@@ -48,16 +48,22 @@ class WholeStep(BaseStep):
         parts = ["zero"] * first + ["forward", "backward"] + ["update"] * last
         return f"{', '.join(parts)} of bucket {bucket} (first input {shape})"
 
+    # What these return does not hold the step: who lets go of a step lets go of its graphs and their memory, without
+    # waiting for the collector, which is kept away from compiled code.
+
     def _micro_batch(self, bucket: int, first: bool, last: bool) -> Callable[[], Outputs]:
+        loss_of, held, gradients, update = self._losses[bucket], self._held[bucket], self._gradients, self._updating()
+
         def run() -> Outputs:
-            loss, seen = self._losses[bucket](*self._held[bucket].prepared().arguments)
-            self._gradients.backward(loss, first=first)
-            return (seen.detach(), *(self._update_alone() if last else ()))
+            loss, seen = loss_of(*held.prepared().arguments)
+            gradients.backward(loss, first=first)
+            return (seen.detach(), *(update() if last else ()))
 
         return run
 
-    def _update_alone(self) -> Outputs:
-        return (self._definition.optimizer.step(self.gradients),)
+    def _updating(self) -> Callable[[], Outputs]:
+        optimizer, gradients = self._definition.optimizer, self.gradients
+        return lambda: (optimizer.step(gradients),)
 
     def accumulate(self, *inputs: Tensor, first: bool, last: bool) -> Tensor:
         """See `CompiledStep`."""
