@@ -24,15 +24,23 @@ class Rule:
 
 @dataclass(frozen=True)
 class Check:
-    """A check of the canary that fails, or (`inconclusive`) finds that nothing would be proved.
+    """A check of the canary that fails, or (`inconclusive`) finds that nothing would be proved, or only `warns`.
 
-    `says` is part of its summary. `alone`: every other check that the canary came to passes.
+    `says` is part of its summary. `alone`: every other check that the canary came to passes. `races`: checks that may
+    say it instead, where it hangs on timing which is first.
     """
 
     id: str
     says: str
     alone: bool = True
     inconclusive: bool = False
+    warns: bool = False
+    races: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> str:
+        """What the evidence calls it."""
+        return "warn" if self.warns else "inconclusive" if self.inconclusive else "fail"
 
 
 @dataclass(frozen=True)

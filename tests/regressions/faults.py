@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.regressions.fault import Check, Fault, Rule
 
 _RO = {"strategy": "reduce-overhead"}
+_WHOLE = {"strategy": "whole-step"}
 _BF16 = {"dtype": "bfloat16"}
 
 _COMPILE = (
@@ -74,13 +75,6 @@ _COMPILE = (
         workload=_RO,
     ),
     Fault(
-        "shared-code-object",
-        what="all workers compile one code object",
-        lost="a worker trains on another's weights",
-        cpu=Check("code_objects", "it runs another's"),
-        workload=_RO,
-    ),
-    Fault(
         "size-asserts-off",
         what="one code object for all workers, and Inductor's size asserts off",
         lost="the run: gradients wrong by 1.5, and nothing says so",
@@ -94,13 +88,6 @@ _COMPILE = (
         lost="stale outputs on every GPU but the first, with a UserWarning",
         rule=Rule("worker-without-device", "never sets its device"),
         gpus=2,
-    ),
-    Fault(
-        "noise-from-the-default-generator",
-        what="adds noise to the features, drawn from the device's default generator in each worker",
-        lost="workers that capture meanwhile; and no run can be repeated",
-        rule=Rule("default-generator-draw", "draws from a default generator"),
-        cpu=Check("outputs", "", alone=False),
     ),
     Fault(
         "seeds-every-step",
@@ -173,6 +160,60 @@ _COMPILE = (
         lost="the capture, at any allocation of any thread",
         rule=Rule("global-capture-mode", "global mode", warns=True),
     ),
+    Fault(
+        "warm-up-update-kept",
+        what="warm-up takes an update for real and does not take it back",
+        lost="the start: one update on a blank batch is in it",
+        cpu=Check("warm_up", "an update of it was kept"),
+    ),
+    Fault(
+        "warm-up-moments-kept",
+        what="the optimiser remembers the update of its warm-up",
+        lost="the first steps",
+        cpu=Check("warm_up", "is not zero after warm-up", alone=False),
+    ),
+    Fault(
+        "gate-lets-all-in",
+        what="the gate lets go of its lock before a worker builds",
+        lost="workers, at random: captures break each other",
+        cpu=Check("compile_gate", "began outside the gate", alone=False),
+        workload=_RO,
+    ),
+    Fault(
+        "recompiles-in-silence",
+        what="the step counts its calls in a Python number, and nothing forbids to compile again",
+        lost="all but the first steps: each compiles anew, then none is compiled",
+        cpu=Check("recompiles", "compiles in the steady phase", alone=False),
+        workload={"strategy": "default"},
+    ),
+    Fault(
+        "captures-at-the-first-step",
+        what="graphs are captured at the first step, when all workers run",
+        lost="the capture of some workers, or of all",
+        cuda=Check("cuda_graphs", "", alone=False, races=("worker",)),
+        workload=_WHOLE,
+    ),
+    Fault(
+        "one-pool-for-all",
+        what="the graphs of all workers share one memory pool",
+        lost="the numbers: one worker's graph writes over another's",
+        cuda=Check("graph_pools", "private pools of graphs for", alone=False),
+        workload=_WHOLE,
+    ),
+    Fault(
+        "noise-from-the-default-generator",
+        what="adds noise to the features, drawn from the device's default generator in each worker",
+        lost="workers that capture meanwhile; and no run can be repeated",
+        rule=Rule("default-generator-draw", "draws from a default generator"),
+        cpu=Check("generators", "was drawn from", alone=False),
+    ),
+    Fault(
+        "shared-code-object",
+        what="all workers compile one code object",
+        lost="a worker trains on another's weights",
+        cpu=Check("code_objects", "it runs another's", alone=False),
+        workload=_RO,
+    ),
 )
 
 _DATA = (
@@ -216,47 +257,10 @@ _STEP = (
         cpu=Check("loss", "worst in loss"),
     ),
     Fault(
-        "gradient-forgets-the-weights",
-        what="the gradient counts every slot alike, the loss does not",
-        lost="the objective, while the loss looks right",
-        cpu=Check("gradients", "worst in", alone=False),
-    ),
-    Fault(
         "rounds-without-gradient",
         what="the drafter rounds to bfloat16 where no gradient is wanted",
         lost="the evaluation, which is then of another drafter",
         cpu=Check("outputs", "worst in hidden states"),
-    ),
-    Fault(
-        "wrong-gradient-one-worker",
-        what="one parameter's gradient is 1% too large in one worker",
-        lost="a run that looks right",
-        cpu=Check("gradients", "worst in fc.weight", alone=False),
-    ),
-    Fault(
-        "wrong-from-step-2-on",
-        what="one parameter's gradient is 1% too large from the second step on",
-        lost="a run that looks right",
-        cpu=Check("gradients", "at step 2", alone=False),
-    ),
-    Fault(
-        "accumulation-keeps-the-last-only",
-        what="each micro-batch overwrites the gradients of those before it",
-        lost="all samples of a step but the last micro-batch's",
-        cpu=Check("gradients", "worst in", alone=False),
-        workload={"accumulation": 2},
-    ),
-    Fault(
-        "gradients-not-zeroed",
-        what="a step starts from the gradients of the step before",
-        lost="the direction of every update but the first",
-        cpu=Check("gradients", "at step 2", alone=False),
-    ),
-    Fault(
-        "normaliser-of-one-worker",
-        what="the loss is normalised by the worker's own weights, not by those of all",
-        lost="the mean over all samples: the update depends on how they fell to workers",
-        cpu=Check("gradients", "worst in", alone=False),
     ),
     Fault(
         "context-cut-at-the-first-bucket",
@@ -283,6 +287,50 @@ _STEP = (
         what="one worker's gradient is no number",
         lost="the weights, in one step",
         cpu=Check("worker", "gradient norm nan", alone=False),
+    ),
+    Fault(
+        "gradient-forgets-the-weights",
+        what="the gradient counts every slot alike, the loss does not",
+        lost="the objective, while the loss looks right",
+        cpu=Check("gradients", "worst in"),
+    ),
+    Fault(
+        "wrong-gradient-one-worker",
+        what="one parameter's gradient is 1% too large in one worker",
+        lost="a run that looks right",
+        cpu=Check("gradients", "worst in fc.weight"),
+    ),
+    Fault(
+        "wrong-from-step-2-on",
+        what="one parameter's gradient is 1% too large from the second step on",
+        lost="a run that looks right",
+        cpu=Check("gradients", "at step 2"),
+    ),
+    Fault(
+        "accumulation-keeps-the-last-only",
+        what="each micro-batch overwrites the gradients of those before it",
+        lost="all samples of a step but the last micro-batch's",
+        cpu=Check("gradients", "worst in"),
+        workload={"accumulation": 2},
+    ),
+    Fault(
+        "gradients-not-zeroed",
+        what="a step starts from the gradients of the step before",
+        lost="the direction of every update but the first",
+        cpu=Check("gradients", "at step 2"),
+    ),
+    Fault(
+        "normaliser-of-one-worker",
+        what="the loss is normalised by the worker's own weights, not by those of all",
+        lost="the mean over all samples: the update depends on how they fell to workers",
+        cpu=Check("gradients", "worst in"),
+    ),
+    Fault(
+        "stats-not-copied",
+        what="what a graph gives back is not copied",
+        lost="the reported loss: every micro-batch of a step shows the last one's",
+        cuda=Check("reported_loss", "copy what a graph gives back"),
+        workload={**_RO, "accumulation": 2},
     ),
 )
 
@@ -318,17 +366,11 @@ _EXCHANGE = (
         "clips-before-the-exchange",
         what="each replica clips its own gradients",
         lost="the gradient: a sum of clipped ones points elsewhere",
-        cpu=Check("gradients", "worst in", alone=False),
+        cpu=Check("gradients", "worst in"),
     ),
 )
 
 _UPDATE = (
-    Fault(
-        "update-applied-twice",
-        what="the optimiser steps twice",
-        lost="twice the learning rate that was asked for",
-        cpu=Check("parameters", "worst in"),
-    ),
     Fault(
         "clip-left-out",
         what="gradients are not clipped",
@@ -349,10 +391,42 @@ _UPDATE = (
         cpu=Check("parameters", "worst in"),
     ),
     Fault(
+        "update-applied-twice",
+        what="the optimiser steps twice",
+        lost="twice the learning rate that was asked for",
+        cpu=Check("warm_up", "the optimiser counts 2 updates", alone=False),
+    ),
+    Fault(
         "weights-moved-after-warm-up",
         what="parameters get new memory after the step was built over the old one",
         lost="every update: optimiser and graphs go on with the old memory",
-        cpu=Check("parameters", "worst in"),
+        cpu=Check("worker", "is not where it was when the step was built", alone=False),
+    ),
+    Fault(
+        "rate-set-once",
+        what="the learning rate is set at the first step only",
+        lost="the schedule",
+        cpu=Check("learning_rate", "step 2 was taken at learning rate"),
+    ),
+    Fault(
+        "clock-of-its-own",
+        what="each worker is a step ahead of the one before it in the schedule",
+        lost="equal replicas, and the schedule",
+        cpu=Check("learning_rate", "step 1 was taken at learning rate", alone=False),
+    ),
+    Fault(
+        "rate-read-on-the-host",
+        what="the update takes the learning rate as a number",
+        lost="the capture of the update; or, captured, a rate that never changes",
+        cuda=Check("worker", "could not be captured", alone=False),
+        workload=_WHOLE,
+    ),
+    Fault(
+        "masters-not-copied-back",
+        what="the first parameter is not copied back from its float32 master",
+        lost="that parameter stays at its start",
+        cpu=Check("parameters", "is not its master copy"),
+        workload=_BF16,
     ),
 )
 
@@ -420,6 +494,12 @@ _RUN = (
         cpu=Check("checkpoint", "master copy of fc.weight is missing"),
         workload=_BF16,
     ),
+    Fault(
+        "report-forgets-a-worker",
+        what="the written loss is the first worker's",
+        lost="the curve by which the run is judged",
+        cpu=Check("reported_loss", "was reported with loss"),
+    ),
 )
 
 _PROOF = (
@@ -429,9 +509,34 @@ _PROOF = (
         lost="the canary's word",
         cpu=Check("negative_control", "not noticed", inconclusive=True),
     ),
+    Fault(
+        "code-control-blind",
+        what="the check of code objects counts those of other workers too",
+        lost="that check's word",
+        cpu=Check("control_code_objects", "not noticed", inconclusive=True),
+        workload=_RO,
+    ),
+    Fault(
+        "graph-control-blind",
+        what="the check of replays counts one where there was none",
+        lost="that check's word",
+        cuda=Check("control_graphs", "counts as a replay", inconclusive=True),
+        workload=_RO,
+    ),
+    Fault(
+        "replicas-kept",
+        what="the canary holds its replicas when the rehearsal begins",
+        lost="the room that the run will have",
+        cpu=Check("memory_back", "are still held", warns=True),
+    ),
 )
 
 FAULTS: tuple[Fault, ...] = (*_COMPILE, *_DATA, *_STEP, *_EXCHANGE, *_UPDATE, *_RUN, *_PROOF)
 
-NO_FAULT: dict[str, str] = {}
+NO_FAULT = {
+    "reference": "wants a GPU that is nearly full",
+    "throughput": "wants a history of earlier canaries of the same GPU",
+    "health": "wants a GPU that is ill",
+    "xid": "the same",
+}
 """Checks of the canary that no patch makes fail, and why."""

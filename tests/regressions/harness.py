@@ -46,11 +46,15 @@ class Canary:
     log: str
     seconds: float
 
+    def of(self, *outcomes: str) -> list[Json]:
+        """The checks that ended so."""
+        checks = [] if self.evidence is None else self.evidence["checks"]
+        return [each for each in checks if each["outcome"] in outcomes]
+
     @property
     def bad(self) -> list[Json]:
         """The checks that stop a launch."""
-        checks = [] if self.evidence is None else self.evidence["checks"]
-        return [each for each in checks if each["outcome"] in {"fail", "inconclusive"}]
+        return self.of("fail", "inconclusive")
 
     @property
     def stops(self) -> bool:
@@ -160,16 +164,16 @@ def wrong_in_check(rule: Rule | None, findings: list[Finding]) -> str | None:
 
 def wrong_in_canary(expected: Check, canary: Canary) -> str | None:
     """Where the canary does not say what `expected` promises; None where it does."""
-    if not canary.stops:
-        return f"the canary passes: {canary.message}"
-    said = sorted({str(each["id"]) for each in canary.bad})
-    mine = [each for each in canary.bad if each["id"] == expected.id]
-    outcome = "inconclusive" if expected.inconclusive else "fail"
-    if not any(expected.says in each["summary"] and each["outcome"] == outcome for each in mine):
-        told = [f"{each['id']}: {each['summary'].splitlines()[-1]}" for each in canary.bad] or [canary.message]
+    if canary.stops == expected.warns:
+        return f"the canary {'does not pass' if expected.warns else 'passes'}: {canary.message}"
+    said = canary.bad if not expected.warns else canary.of("warn")
+    mine = [each for each in said if each["id"] in {expected.id, *expected.races}]
+    if not any(expected.says in each["summary"] and each["outcome"] == expected.outcome for each in mine):
+        told = [f"{each['id']}: {each['summary'].splitlines()[-1]}" for each in said] or [canary.message]
         return f"check {expected.id} does not say {expected.says!r}: {told}"
-    if expected.alone and said != [expected.id]:
-        return f"check {expected.id} is not alone: {', '.join(said)}"
+    names = sorted({str(each["id"]) for each in said})
+    if expected.alone and names != [expected.id]:
+        return f"check {expected.id} is not alone: {', '.join(names)}"
     return None
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from tests.regressions.fault import Check, Fault, Rule
 from tests.regressions.faults import FAULTS
+from tests.regressions.refresh import ROOT
 
 README = Path(__file__).with_name("README.md")
 _GPUS = {1: "a GPU", 2: "two GPUs"}
@@ -43,8 +46,16 @@ def render(faults: Iterable[Fault] = FAULTS) -> str:
     return "\n".join([_HEAD, *rows, ""])
 
 
+def documented_checks() -> set[str]:
+    """The canary's checks, from the table in docs/trainer.md."""
+    lines = (ROOT / "docs" / "trainer.md").read_text().splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith("| check |"))
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+
 def _by(stop: Rule | Check) -> str:
-    kind = "check" if isinstance(stop, Check) else "warning" if stop.warns else "rule"
+    kind = "warning" if stop.warns else "check" if isinstance(stop, Check) else "rule"
     return f"{kind} `{stop.id}`" + (", **alone**" if stop.alone else "")
 
 

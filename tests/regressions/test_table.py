@@ -8,9 +8,9 @@ import pytest
 
 from dflash_ops.release.rules import RULES
 from tests.regressions.fault import PATCHES
-from tests.regressions.faults import FAULTS
+from tests.regressions.faults import FAULTS, NO_FAULT
 from tests.regressions.refresh import StaleError, refreshed
-from tests.regressions.table import README, render
+from tests.regressions.table import README, documented_checks, render
 
 
 def test_the_page_is_the_table() -> None:
@@ -28,6 +28,13 @@ def test_every_fault_is_stopped_by_something() -> None:
 def test_every_rule_has_a_fault_that_it_alone_finds() -> None:
     alone = {fault.rule.id for fault in FAULTS if fault.rule is not None and fault.rule.alone}
     assert alone == {rule.id for rule in RULES} | {"syntax"}
+
+
+def test_every_check_has_a_fault_that_makes_it_speak() -> None:
+    spoken = {check.id for fault in FAULTS for check in (fault.cpu, fault.cuda) if check is not None}
+    assert spoken <= documented_checks()
+    assert sorted(documented_checks() - spoken - NO_FAULT.keys()) == []
+    assert sorted(spoken & NO_FAULT.keys()) == []
 
 
 PATCH = """\

@@ -265,7 +265,7 @@ def test_nobody_goes_on_before_all_have_stopped_and_been_looked_at() -> None:
     for thread in threads:
         thread.start()
     for step in range(2):
-        assert still.wait_for_all()
+        assert still.wait_for_all(lambda: True)
         assert len(went) == 3 * step
         assert still.let_go()
     for thread in threads:
@@ -285,6 +285,21 @@ def test_a_failure_ends_the_standstill_for_all() -> None:
     thread = threading.Thread(target=waits)
     thread.start()
     abort.fail("drafter-1", RuntimeError("no"))
-    assert not still.wait_for_all()
+    assert not still.wait_for_all(lambda: True)
+    thread.join()
+    assert ended.is_set()
+
+
+def test_a_worker_that_ended_early_keeps_nobody_waiting() -> None:
+    still, ended = Standstill(2, Abort()), threading.Event()
+
+    def waits() -> None:
+        with pytest.raises(Aborted, match="was broken"):
+            still.stop()
+        ended.set()
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    assert not still.wait_for_all(lambda: False)
     thread.join()
     assert ended.is_set()

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from trainer.abort import Abort
-from trainer.board import StepBoard, StepReport
+from trainer.board import StepBoard
 from trainer.canary.batches import random_batches
 from trainer.canary.evidence import Check
 from trainer.canary.numbers import NumbersJudge
+from trainer.canary.reported import ReportedLoss
 from trainer.canary.standstill import Standstill
 from trainer.canary.state import StateWatch
 from trainer.canary.update import RULE
@@ -100,6 +101,7 @@ class _GateRun:
         self._still = Standstill(drafters, self._abort)
         self._numbers = NumbersJudge(parts, self._records)
         self._state = StateWatch(parts, self._records)
+        self._reported = ReportedLoss(self._records, self._micros)
         self._graphs: list[GraphCounts] = []
         self._allocated: list[dict[int, int]] = []
         self._pools: dict[int, int] = {}
@@ -121,7 +123,7 @@ class _GateRun:
             workers = self._workers(Gate(len(self._records), self._abort, on_open=opened))
             for worker in workers:
                 worker.start()
-            self._watch()
+            self._watch(workers)
             hung = self._join(workers)
         record = GateRecord(
             parts=self._parts,
@@ -131,7 +133,12 @@ class _GateRun:
             allocated=self._allocated,
             graphs=self._graphs,
             pools=self._pools,
-            findings=[*self._state.causes(), *self._numbers.report(), *self._state.sameness()],
+            findings=[
+                *self._state.causes(),
+                *self._numbers.report(),
+                *self._state.sameness(),
+                *self._reported.report(),
+            ],
             steps_done=[worker.steps_done for worker in workers],
             failure=self._abort.failure,
             hung=hung,
@@ -140,10 +147,10 @@ class _GateRun:
         vars(self).clear()
         return record
 
-    def _watch(self) -> None:
+    def _watch(self, workers: Sequence[DrafterWorker]) -> None:
         """Look before the first step and after each, until the last or a worker's failure."""
         for done in range(self._steps + 1):
-            if not self._still.wait_for_all():
+            if not self._still.wait_for_all(lambda: all(worker.is_alive() for worker in workers)):
                 return
             try:
                 self._look(done)
@@ -159,6 +166,7 @@ class _GateRun:
         self._graphs.append(graph_counts())
         differ = self._state.look(done)
         if done > 0:
+            self._reported.look(done)
             self._numbers.judge(done - 1, differ)
         if differ:
             self._numbers.end()
@@ -173,7 +181,7 @@ class _GateRun:
 
     def _workers(self, gate: Gate) -> list[DrafterWorker]:
         exchange = WatchedExchange(self._exchange, self._records)
-        board = StepBoard(len(self._records), _unwritten)
+        board = StepBoard(len(self._records), self._reported.write)
         plan = TrainingPlan(
             first_step=0,
             last_step=self._steps,
@@ -252,7 +260,3 @@ def private_pools() -> dict[int, int]:
         if tuple(segment["segment_pool_id"]) != (0, 0)
     }
     return dict(Counter(device for device, _ in pools))
-
-
-def _unwritten(_report: StepReport) -> None:
-    """The board checks that each step is finite; there is no metrics file in the gate."""

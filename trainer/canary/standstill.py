@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
+from collections.abc import Callable
 
 from trainer.abort import Abort
 from trainer.errors import Aborted
+
+_LOOK_S = 0.005
 
 
 class Standstill:
@@ -16,6 +20,7 @@ class Standstill:
     """
 
     def __init__(self, workers: int, abort: Abort) -> None:
+        self._workers = workers
         self._abort = abort
         self._all_here = threading.Barrier(workers + 1)
         self._go = threading.Barrier(workers + 1)
@@ -31,8 +36,14 @@ class Standstill:
             self._abort.check()
             raise Aborted("the standstill between two steps was broken") from None
 
-    def wait_for_all(self) -> bool:
-        """True once every worker has stopped; False if one failed."""
+    def wait_for_all(self, working: Callable[[], bool]) -> bool:
+        """True once every worker has stopped; False if one failed, or if they are not all `working` any more."""
+        while self._all_here.n_waiting < self._workers:
+            if self._all_here.broken or not working():
+                # those that did stop must not wait for one that has ended
+                self._all_here.abort()
+                return False
+            time.sleep(_LOOK_S)
         return _passed(self._all_here)
 
     def let_go(self) -> bool:

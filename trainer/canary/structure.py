@@ -37,9 +37,11 @@ def own_code_objects(events: Sequence[CompileEvent], worker: str) -> int:
 
     Dynamo numbers code objects: the first compile of each is `N/0`. Who runs another's compiles nothing.
     """
-    frames = [event for event in events if event.trigger == _FRAME]
-    uses = Counter(_frame(event) for event in frames)
-    return len({_frame(event) for event in frames if event.holder == worker and uses[_frame(event)] == 1})
+    holders: dict[str, set[str]] = {}
+    for event in events:
+        if event.trigger == _FRAME and event.holder is not None:
+            holders.setdefault(_frame(event), set()).add(event.holder)
+    return sum(each == {worker} for each in holders.values())
 
 
 def replays_by_step(counts: Sequence[GraphCounts], device: int) -> list[int]:
@@ -57,7 +59,8 @@ def _moved(record: GateRecord, evidence: Evidence) -> None:
 
 def _compile_gate(record: GateRecord, evidence: Evidence) -> None:
     before = record.compiles if record.steady_from is None else record.compiles[: record.steady_from]
-    outside = [event for event in before if event.holder is None]
+    # whoever holds the gate may not cover for another that compiles meanwhile
+    outside = [event for event in before if event.holder != event.thread]
     if outside:
         first = outside[0]
         summary = (
