@@ -180,13 +180,6 @@ _COMPILE = (
         workload=_RO,
     ),
     Fault(
-        "recompiles-in-silence",
-        what="the step counts its calls in a Python number, and nothing forbids to compile again",
-        lost="all but the first steps: each compiles anew, then none is compiled",
-        cpu=Check("recompiles", "compiles in the steady phase", alone=False),
-        workload={"strategy": "default"},
-    ),
-    Fault(
         "captures-at-the-first-step",
         what="graphs are captured at the first step, when all workers run",
         lost="the capture of some workers, or of all",
@@ -213,6 +206,13 @@ _COMPILE = (
         lost="a worker trains on another's weights",
         cpu=Check("code_objects", "it runs another's", alone=False),
         workload=_RO,
+    ),
+    Fault(
+        "recompiles-in-silence",
+        what="the step counts its calls in a Python number, and nothing forbids to compile again",
+        lost="all but the first steps: each compiles anew, then none is compiled",
+        cpu=Check("recompiles", "compiles in the steady phase"),
+        workload={"strategy": "default"},
     ),
 )
 

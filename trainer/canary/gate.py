@@ -101,7 +101,7 @@ class _GateRun:
         self._still = Standstill(drafters, self._abort)
         self._numbers = NumbersJudge(parts, self._records)
         self._state = StateWatch(parts, self._records)
-        self._reported = ReportedLoss(self._records, self._micros)
+        self._reported = ReportedLoss(self._records)
         self._graphs: list[GraphCounts] = []
         self._allocated: list[dict[int, int]] = []
         self._pools: dict[int, int] = {}

@@ -27,13 +27,14 @@ Named = dict[str, Tensor]
 
 @dataclass
 class StepRecord:
-    """One optimiser step of one worker: hidden states and loss sum by micro-batch, gradients before the exchange.
+    """One optimiser step of one worker: hidden states and sums by micro-batch, gradients before the exchange.
 
     `own` is empty where nothing is exchanged: the gradients are then the step's own, which nothing writes later.
     """
 
     hidden: list[Tensor] = field(default_factory=list)
     loss_sums: list[float] = field(default_factory=list)
+    weight_sums: list[float] = field(default_factory=list)
     own: Named = field(default_factory=dict)
 
 
@@ -130,7 +131,9 @@ class WatchedStep:
         # before the last micro-batch, which may update the parameters
         step.hidden.append(host_copy(self._hidden(batch)))
         stats = self._inner.accumulate(batch, normaliser, first=first, last=last)
-        step.loss_sums.append(stats.numbers()[0])
+        loss_sum, weight_sum, *_ = stats.numbers()
+        step.loss_sums.append(loss_sum)
+        step.weight_sums.append(weight_sum)
         return stats
 
     def update(self) -> Tensor:
