@@ -500,6 +500,12 @@ _RUN = (
         lost="the curve by which the run is judged",
         cpu=Check("reported_loss", "was reported with loss"),
     ),
+    Fault(
+        "sigterm-not-heard",
+        what="SIGTERM is not looked at between steps",
+        lost="the work since the last checkpoint, when the host goes down",
+        cpu=Check("sigterm", "completed at step 2"),
+    ),
 )
 
 _PROOF = (
