@@ -247,6 +247,13 @@ _DATA = (
         lost="the samples of every worker but one",
         cpu=Check("rows", "in the first step, and so does drafter 0"),
     ),
+    Fault(
+        "long-rows-not-cut",
+        what="rows longer than the largest bucket are not cut",
+        lost="the run, at the first long row",
+        cpu=Check("rows", "StopIteration"),
+        workload={"buckets": [16]},
+    ),
 )
 
 _STEP = (
@@ -457,13 +464,6 @@ _RUN = (
         workload={"canary_timeout_s": 15},
     ),
     Fault(
-        "long-rows-not-cut",
-        what="rows longer than the largest bucket are not cut",
-        lost="the run, at the first long row",
-        cpu=Check("rehearsal", "StopIteration"),
-        workload={"buckets": [16]},
-    ),
-    Fault(
         "checkpoint-rounded",
         what="weights are rounded to bfloat16 when they are saved",
         lost="the last digits of every checkpoint",
@@ -505,6 +505,13 @@ _RUN = (
         what="SIGTERM is not looked at between steps",
         lost="the work since the last checkpoint, when the host goes down",
         cpu=Check("sigterm", "completed at step 2"),
+    ),
+    Fault(
+        "features-in-the-targets-dtype",
+        what="batches carry the target's dtype, not the drafter's",
+        lost="the run, at its first step",
+        cpu=Check("rehearsal", "was not built for these inputs"),
+        workload=_BF16,
     ),
 )
 
