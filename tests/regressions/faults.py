@@ -510,7 +510,7 @@ _RUN = (
         "features-in-the-targets-dtype",
         what="batches carry the target's dtype, not the drafter's",
         lost="the run, at its first step",
-        cpu=Check("rehearsal", "was not built for these inputs"),
+        cpu=Check("rehearsal", "to have the same dtype"),
         workload=_BF16,
     ),
 )
