@@ -501,12 +501,6 @@ _RUN = (
         cpu=Check("reported_loss", "was reported with loss"),
     ),
     Fault(
-        "sigterm-not-heard",
-        what="SIGTERM is not looked at between steps",
-        lost="the work since the last checkpoint, when the host goes down",
-        cpu=Check("sigterm", "completed at step 2"),
-    ),
-    Fault(
         "features-in-the-targets-dtype",
         what="batches carry the target's dtype, not the drafter's",
         lost="the run, at its first step",
