@@ -6,13 +6,13 @@ import argparse
 import faulthandler
 import logging
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
 
 from trainer.errors import InputError, WorkerFailed
 from trainer.stacks import STACKS, print_stacks_on_signal
+from trainer.stopping import Term
 
 _OK, _FAILED, _REFUSED, _STOPPED = 0, 1, 2, 20
 
@@ -41,15 +41,15 @@ def main() -> int:
     arguments = _parser().parse_args()
     faulthandler.enable()
     print_stacks_on_signal()
-    stop = threading.Event()
+    term = Term()
     if arguments.verb == "run":
-        # installed before anything slow is imported: a run that is stopped early still ends well
-        signal.signal(signal.SIGTERM, lambda _number, _frame: stop.set())
+        # before anything slow is imported: a run that is stopped early still ends well
+        term.listen()
     logging.basicConfig(
         stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(threadName)s %(message)s", datefmt="%H:%M:%S"
     )
     try:
-        return _verb(arguments, stop)
+        return _verb(arguments, term)
     except InputError as refused:
         print(f"refused: {refused}", file=sys.stderr, flush=True)
         return _REFUSED
@@ -79,7 +79,7 @@ def _write_refusal(out: Path, problem: InputError) -> None:
     write_json(out / "check.json", found)
 
 
-def _verb(arguments: argparse.Namespace, stop: threading.Event) -> int:
+def _verb(arguments: argparse.Namespace, term: Term) -> int:
     from trainer.settings import read_settings
 
     out = arguments.out
@@ -119,7 +119,7 @@ def _verb(arguments: argparse.Namespace, stop: threading.Event) -> int:
     from trainer.train_dflash_pipeline import run
     from trainer.tune.table import named
 
-    result = run(named(settings), out, stop=stop.is_set)
+    result = run(named(settings), out, stop=term.is_set)
     return _STOPPED if result.outcome == "stopped" else _OK
 
 

@@ -60,13 +60,15 @@ def run(
     limit_steps: int | None = None,
     longest_first: bool = False,
     evaluate: bool = True,
+    evaluate_stopped: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> RunResult:
     """Train as docs/trainer-contract.md says, into `out`.
 
     `limit_steps` ends after that many optimiser steps (the schedule stays that of the whole run); `longest_first` takes
-    the longest rows; `evaluate` judges the drafter at start and end; `stop` is asked before each step whether to end
-    with a checkpoint. Raises `InputError`, and `WorkerFailed` when a worker raised.
+    the longest rows; `evaluate` judges the drafter at start and end, at the end of a stopped run only with
+    `evaluate_stopped`; `stop` is asked before any thread starts and before each step whether to end with a checkpoint.
+    Raises `InputError`, and `WorkerFailed` when a worker raised.
     """
     torch.set_num_threads(available_cpus())
     with _timed("loading"):
@@ -80,7 +82,7 @@ def run(
         stopped = training.steps_done < training.last_step
         torch.set_num_threads(available_cpus())
         after = None
-        if evaluate and not stopped:
+        if evaluate and (evaluate_stopped or not stopped):
             after = _judge(parts, training.weights(), metrics, "end", training.steps_done)
         result = RunResult(
             "stopped" if stopped else "completed", training.steps_done, training.checkpoint, before, after

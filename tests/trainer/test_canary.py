@@ -68,12 +68,18 @@ def test_a_right_trainer_passes_and_the_rest_is_not_checked(
     each = ("outputs", "loss", "gradients", "exchange", "parameters", "replicas", "moved", "warm_up", "learning_rate")
     for name in each:
         assert {(name, 0), (name, 1)} <= outcomes(evidence, "pass")
-    for name in ("negative_control", "generators", "save_and_load", "memory_back", "rehearsal", "checkpoint"):
+    whole = ("negative_control", "generators", "save_and_load", "memory_back", "rehearsal", "sigterm", "checkpoint")
+    for name in whole:
         assert (name, None) in outcomes(evidence, "pass")
     unchecked = {name for name, _ in outcomes(evidence, "not_checked")}
     compiled = {"compile_gate", "code_objects", "recompiles", "control_code_objects"}
-    assert unchecked == {*compiled, "cuda_graphs", "graph_pools", "control_graphs", "memory"}
-    assert (tmp_path / "out" / "rehearsal" / "result.json").exists()
+    cuda = {"cuda_graphs", "graph_pools", "control_graphs", "memory", "throughput", "health", "xid"}
+    assert unchecked == {*compiled, *cuda}
+    assert (evidence["strategy"], evidence["tuning"]) == ("eager", None)
+    ended = json.loads((tmp_path / "out" / "rehearsal" / "result.json").read_text())
+    # both ends of a run are rehearsed: the signal, and the closing evaluation
+    assert (ended["outcome"], ended["steps"]) == ("stopped", 1)
+    assert ended["after"]["tau"] >= 1
 
 
 def test_a_comparison_that_sees_nothing_is_inconclusive(

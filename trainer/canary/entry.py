@@ -10,12 +10,17 @@ from trainer.canary.controls import run_controls
 from trainer.canary.definition import judge_definition
 from trainer.canary.evidence import Check, Evidence, Outcome
 from trainer.canary.gate import GateRecord, run_gate
+from trainer.canary.health import judge_health
 from trainer.canary.leftover import Leftover
+from trainer.canary.out_of_memory import explained
 from trainer.canary.rehearsal import rehearse, save_and_load
 from trainer.canary.rows import judge_rows
 from trainer.canary.structure import judge_structure
+from trainer.canary.throughput import Throughput, judge_throughput
 from trainer.canary.watchdog import Watchdog, told_to
 from trainer.collector import paused_collector
+from trainer.errors import WorkerFailed
+from trainer.parts import Parts
 from trainer.settings import Settings
 from trainer.tune.table import choose
 
@@ -33,15 +38,35 @@ def run_canary(settings: Settings, out: Path) -> int:
     evidence = Evidence(out, {"strategy": settings.workload.strategy, "tuning": choice.table})
     with paused_collector(), Watchdog("canary", settings.workload.canary_timeout_s, told_to(evidence)):
         left = Leftover()
+        speed: Throughput | None = None
         record = prove(settings, evidence)
         left.follow(record.workers)
         if record.failure is None:
             save_and_load(record, out / "gate", evidence)
+            parts = record.parts
+            # its replicas make room for those that are timed
             del record
             evidence.add(left.check())
+            if evidence.outcome is Outcome.PASS:
+                speed = _timed(parts, evidence)
+            del parts
         if evidence.outcome is Outcome.PASS:
             rehearse(settings, out / "rehearsal", evidence)
+        if evidence.outcome is Outcome.PASS and speed is not None:
+            speed.keep()
         return evidence.write(_passed(settings, evidence))
+
+
+def _timed(parts: Parts, evidence: Evidence) -> Throughput | None:
+    """Steady steps, and the state of the GPUs while they are still hot."""
+    try:
+        speed = judge_throughput(parts, evidence)
+    except WorkerFailed as failed:
+        why = explained(failed, parts.settings) or failed.trace.strip()
+        evidence.add(Check("throughput", None, Outcome.FAIL, why))
+        return None
+    judge_health([*parts.placement.drafters, *parts.placement.targets], evidence)
+    return speed
 
 
 def prove(settings: Settings, evidence: Evidence) -> GateRecord:
@@ -51,7 +76,7 @@ def prove(settings: Settings, evidence: Evidence) -> GateRecord:
     record = run_gate(settings)
     judge_rows(record.parts, evidence)
     log.info("the gate took %.1f s", time.monotonic() - started)
-    _failures(record, evidence)
+    _failures(record, settings, evidence)
     judge_structure(record, evidence)
     for check in record.findings:
         evidence.add(check)
@@ -61,10 +86,11 @@ def prove(settings: Settings, evidence: Evidence) -> GateRecord:
     return record
 
 
-def _failures(record: GateRecord, evidence: Evidence) -> None:
+def _failures(record: GateRecord, settings: Settings, evidence: Evidence) -> None:
     if record.failure is not None:
         worker = int(record.failure.worker.rpartition("-")[2])
-        evidence.add(Check("worker", worker, Outcome.FAIL, record.failure.trace.strip()))
+        why = explained(record.failure, settings) or record.failure.trace.strip()
+        evidence.add(Check("worker", worker, Outcome.FAIL, why))
     for name in record.hung:
         summary = f"{name} did not end after another worker had failed"
         evidence.add(Check("worker", int(name.rpartition("-")[2]), Outcome.FAIL, summary))

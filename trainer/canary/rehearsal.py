@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import signal
+import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -12,40 +16,78 @@ from torch import Tensor
 
 from trainer.canary.evidence import Check, Evidence, Outcome
 from trainer.canary.gate import GateRecord
+from trainer.canary.out_of_memory import explained
 from trainer.checkpoint import load_checkpoint, load_resume, save_checkpoint
 from trainer.errors import InputError, WorkerFailed
-from trainer.settings import Settings
-from trainer.train_dflash_pipeline import run
+from trainer.settings import Settings, Training
+from trainer.stopping import Term, TermAfter
+from trainer.train_dflash_pipeline import RunResult, run
 
 _EVALUATION_TOKENS = 8
 
 
 def rehearse(settings: Settings, out: Path, evidence: Evidence) -> None:
-    """Real target, real rows (the longest), queues, exchange, evaluation and checkpoint, in `out`.
+    """Real target, real rows (the longest), queues, exchange, evaluation, SIGTERM and checkpoint, in `out`.
 
     The checkpoints are removed when they passed: they are as large as the run's.
     """
     steps = settings.workload.rehearsal_steps
     # decoding is rehearsed too, but not at full length
-    training = replace(
-        settings.training, evaluation_tokens=min(_EVALUATION_TOKENS, settings.training.evaluation_tokens)
-    )
+    tokens = min(_EVALUATION_TOKENS, settings.training.evaluation_tokens)
+    # one step more than it takes: what ends it is the signal
+    training = replace(_room_for(settings.training, steps + 1), evaluation_tokens=tokens)
     out.mkdir()
+    term = Term()
+    stop = TermAfter(term, steps)
     try:
-        result = run(replace(settings, training=training), out, limit_steps=steps, longest_first=True)
+        with term.listening():
+            result = run(
+                replace(settings, training=training),
+                out,
+                limit_steps=steps + 1,
+                longest_first=True,
+                stop=stop,
+                evaluate_stopped=True,
+            )
     except WorkerFailed as failed:
-        evidence.add(Check("rehearsal", None, Outcome.FAIL, failed.trace.strip()))
+        # its traceback is in the log already
+        evidence.add(Check("rehearsal", None, Outcome.FAIL, explained(failed, settings) or failed.trace.strip()))
         return
     except InputError:
         raise  # refused settings are not a verdict
-    except Exception:
+    except Exception as error:
         text = traceback.format_exc()
-        evidence.add(Check("rehearsal", None, Outcome.FAIL, text.strip()))
+        print(text, file=sys.stderr, flush=True)
+        evidence.add(Check("rehearsal", None, Outcome.FAIL, explained(error, settings) or text.strip()))
         return
-    summary = f"{steps} steps through the run's own entry point, {result.outcome}"
-    outcome = Outcome.PASS if result.outcome == "completed" else Outcome.FAIL
-    evidence.add(Check("rehearsal", None, outcome, summary, {"steps": result.steps}))
+    finally:
+        if term.count > stop.sent:
+            # that was no rehearsal: somebody wants this canary to end
+            os.kill(os.getpid(), signal.SIGTERM)
+    summary = f"{steps} steps through the run's own entry point on the longest rows"
+    evidence.add(Check("rehearsal", None, Outcome.PASS, summary, {"steps": result.steps}))
+    _stopped(out, steps, result, evidence)
     _read_back(result.checkpoint, result.steps, evidence)
+
+
+def _room_for(training: Training, steps: int) -> Training:
+    """The training with at least that many steps to go; as it is where the run would refuse it."""
+    first = 0
+    if training.resume_from is not None:
+        try:
+            manifest = Path(training.resume_from) / "manifest.json"
+            first = int(json.loads(manifest.read_text(encoding="utf-8"))["step"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return training
+    return training if training.steps <= first else replace(training, steps=max(training.steps, first + steps))
+
+
+def _stopped(out: Path, steps: int, result: RunResult, evidence: Evidence) -> None:
+    """SIGTERM, sent to this process while the threads were at work, must have ended the run after its step."""
+    said = json.loads((out / "result.json").read_text(encoding="utf-8"))["outcome"]
+    outcome = Outcome.PASS if result.outcome == said == "stopped" else Outcome.FAIL
+    summary = f"SIGTERM in step {steps}: the run {said} at step {result.steps}, with a checkpoint"
+    evidence.add(Check("sigterm", None, outcome, summary))
 
 
 def _read_back(folder: Path, steps: int, evidence: Evidence) -> None:
