@@ -16,8 +16,8 @@ from .workdir import WorkDir
 
 TRASH = ".trash"
 PREPARED = "prepared"
-_KEPT = (PREPARED, "tuning")
-"""Of the trainers' cache: prepared data have rules of their own, what `tune` measured is small and took long."""
+_KEPT = (PREPARED, "tuning", "throughput")
+"""Of the trainers' cache: prepared data have rules of their own, what was measured is small and took long."""
 _UPLOAD_S = 86400.0
 """An upload that broke off may go on where it was for so long."""
 

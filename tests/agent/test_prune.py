@@ -237,6 +237,8 @@ def test_caches_go_when_asked_and_nobody_runs(host: Host) -> None:
     for name in ("inductor", "other"):
         (host.work.cache / name / "ab").mkdir(parents=True)
         (host.work.cache / name / "ab" / "kernel.so").write_bytes(b"x" * 10_000)
+    for name in ("tuning", "throughput"):
+        (host.work.cache / name).mkdir()
     assert host.going() == set()
     (host.work.cache / "tuning").mkdir()
     assert "prune --caches" in host.fates()["inductor"][1]
