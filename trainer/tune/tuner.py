@@ -20,9 +20,10 @@ import torch
 
 from trainer.assets import resolve_asset
 from trainer.check import devices
-from trainer.compile import STRATEGIES
+from trainer.compile import available_strategies
 from trainer.facts import open_data, target_facts
 from trainer.files import write_json
+from trainer.placement import place
 from trainer.settings import CONTRACT, Settings
 from trainer.target_files import target_folder
 from trainer.tune.table import Row, fastest, shapes, table_key, table_path
@@ -53,8 +54,12 @@ def tune(settings: Settings, file: Path, out: Path, *, strategies: Sequence[str]
     key = table_key(settings, facts.drafter)
     # what every trial would refuse
     open_data(settings, facts.tokenizer, facts.config.vocab_size)
+    placement = place(settings.workload, torch.cuda.device_count())
+    available = available_strategies(placement.drafters)
+    if strategies is not None:
+        available = {name: available[name] for name in strategies}
     try:
-        rows = [_measured(settings, file, out / name, name) for name in strategies or STRATEGIES]
+        rows = [_measured(settings, file, out / name, name, why) for name, why in available.items()]
     except _Refused:
         return REFUSED
     best = fastest(rows)
@@ -78,8 +83,8 @@ def tune(settings: Settings, file: Path, out: Path, *, strategies: Sequence[str]
     return TUNED if best is not None else NONE_RIGHT
 
 
-def _measured(settings: Settings, file: Path, out: Path, strategy: str) -> Row:
-    row = _row(settings, file, out, strategy)
+def _measured(settings: Settings, file: Path, out: Path, strategy: str, unavailable: str | None) -> Row:
+    row = Row(strategy, "not_available", unavailable) if unavailable else _row(settings, file, out, strategy)
     figures = "" if row.step_ms is None else f", {row.step_ms:.2f} ms a step, {row.samples_per_s:.2f} samples/s"
     log.info("tune %s: %s%s%s", strategy, row.outcome, figures, f": {row.why}" if row.why else "")
     return row
