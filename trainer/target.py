@@ -82,8 +82,11 @@ class Target:
         return cls(model.to(device), tokenizer, layer_ids)
 
     def _hook(self, index: int) -> Callable[[nn.Module, Any, Any], None]:
+        # not `self`, which holds the module that holds the hook: without the collector the weights would stay for ever
+        captured = self._captured
+
         def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            wanted: dict[int, Tensor] | None = getattr(self._captured, "states", None)
+            wanted: dict[int, Tensor] | None = getattr(captured, "states", None)
             if wanted is not None:
                 wanted[index] = output[0] if isinstance(output, tuple) else output
 

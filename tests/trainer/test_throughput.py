@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,8 +12,12 @@ pytest.importorskip("torch")
 
 from trainer.canary.clock import median_step_ms
 from trainer.canary.evidence import Outcome
+from trainer.canary.gate import gate_settings
 from trainer.canary.throughput import LAST, Throughput, judged, read_history
-from trainer.canary.timing import Timing
+from trainer.canary.timing import Timing, time_steps
+from trainer.collector import paused_collector
+from trainer.parts import load_parts
+from trainer.settings import settings_from_json
 
 pytestmark = pytest.mark.torch
 
@@ -63,3 +69,16 @@ def test_a_history_is_one_line_for_each_canary_that_passed(tmp_path: Path) -> No
 
 def test_the_slowest_worker_sets_the_pace() -> None:
     assert median_step_ms([[1.0, 1.0, 9.0], [2.0, 2.5, 2.0]]) == 2.0
+
+
+def test_what_was_timed_is_let_go_though_nobody_collects(make_settings: Any, prepared_folder: Path) -> None:
+    settings = settings_from_json(make_settings(prepared=str(prepared_folder), draft_layers=1))
+    with paused_collector():
+        parts = load_parts(gate_settings(settings))
+        timing = time_steps(parts)
+        weight = weakref.ref(next(iter(parts.targets.values())).head_weight)
+        del parts
+        assert weight() is None, "the rehearsal loads it again, and a GPU may not hold it twice"
+    assert timing.steps >= 8
+    assert timing.samples_per_s == pytest.approx(2e3 / timing.step_ms)
+    assert timing.warm_up_s > 0

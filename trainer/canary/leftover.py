@@ -31,6 +31,10 @@ class Leftover:
             if worker.replica is not None:
                 self._parameters += [weakref.ref(each) for each in worker.replica.drafter.parameters()]
 
+    def allow(self, threads: int) -> None:
+        """So many more have worked since, each with a stream of its own."""
+        self._threads += threads
+
     def check(self) -> Check:
         """`memory_back`. A warning: the run is not wrong by it, but its rehearsal has less room than the run."""
         alive = sum(each() is not None for each in self._parameters)

@@ -58,6 +58,13 @@ class _TimedRun:
 
     def run(self) -> Timing:
         """See `time_steps`."""
+        try:
+            return self._run()
+        finally:
+            # this object and its compile gate hold each other, and the collector rests: let go of all parts here
+            vars(self).clear()
+
+    def _run(self) -> Timing:
         batches = [self._longest(worker) for worker in range(len(self._drafters))]
         gpus = sorted({device.index or 0 for device in self._drafters if device.type == "cuda"})
         for index in gpus:
