@@ -19,8 +19,8 @@ from trainer.replica import DrafterReplica, build_replica
 from trainer.step import Batch
 from trainer.workers import DrafterWorker, TrainingPlan
 
-_SETTLE, _LEAST, _MOST = 3, 8, 60
-"""Steps that are left out at the beginning, and steps that are timed."""
+_SETTLE, _LEAST, _MOST = 3, 8, 1000
+"""Steps that are left out at the beginning, and steps that are timed: until it was long enough."""
 _LONG_ENOUGH_S = 2.0
 _RATE = 1e-6
 _LOOK_S = 0.2
