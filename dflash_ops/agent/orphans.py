@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import List, Optional
 
 from .files import read_json, remove_tree, write_json
-from .processes import Mark, ProcessId, boot_id
+from .processes import Mark, ProcessId, boot_id, process_with
 from .workdir import WorkDir
 
 MARKER = "running.json"
@@ -89,5 +89,7 @@ def _forget_secrets(work: WorkDir) -> None:
     for file in work.runs.glob("*/secrets.json"):
         state = read_json(file.with_name("state.json")) or {}
         keeper = ProcessId.from_json(state.get("supervisor"))
-        if state.get("boot_id") != boot_id() or keeper is None or not keeper.alive:
+        # the launch was killed, but not before it had started the supervisor
+        comes = process_with(["supervise", str(file.parent)]) is not None
+        if not comes and (state.get("boot_id") != boot_id() or keeper is None or not keeper.alive):
             file.unlink(missing_ok=True)

@@ -46,7 +46,7 @@ def _lines(folder: Path) -> Iterator[str]:
         ("exit", _ending(status.get("exit"))),
         ("ended by its supervisor", why(status.get("exit"))),
         ("lost", status.get("hint")),
-        ("disk", (status.get("disk_low") or {}).get("what")),
+        ("disk", _table(status.get("disk_low")).get("what")),
         ("goes on with", _origin(run, _read(folder / "settings.json"))),
         ("began with the weights of", _table(_read(folder / "settings.json").get("training")).get("init_from")),
         ("went on as", (status.get("next") or {}).get("run")),

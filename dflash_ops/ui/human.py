@@ -278,8 +278,9 @@ class HumanView:
         self._say_why(event.get("exit"))
         if event.get("hint"):
             self._say(f"  lost: {escape(str(event['hint']))}")
-        if event.get("disk_low"):
-            self._say(f"  [yellow]disk[/] {escape(str(event['disk_low'].get('what')))}")
+        low = event.get("disk_low")
+        if isinstance(low, dict):
+            self._say(f"  [yellow]disk[/] {escape(str(low.get('what')))}")
         if event.get("managed"):
             self._say(f"  environment {escape(str(event['managed'])[:12])}")
         elif event.get("python"):

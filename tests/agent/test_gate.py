@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import venv
@@ -226,7 +227,9 @@ def test_skipping_takes_a_reason_and_stays_with_the_run(agent: Agent, work: Path
 
 def test_canaries_do_not_pile_up(agent: Agent, work: Path, staged: Packed) -> None:
     for day in range(10, 19):
-        (work / "canary" / f"202001{day}-000000-abcd").mkdir()
+        folder = work / "canary" / f"202001{day}-000000-abcd"
+        folder.mkdir()
+        os.utime(folder, (day, day))
     verdict = verdict_of(agent, staged, evidence="pass")
     folders = sorted(path.name[:8] for path in (work / "canary").iterdir())
     assert folders[:4] == ["20200115", "20200116", "20200117", "20200118"]

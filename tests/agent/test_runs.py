@@ -238,7 +238,14 @@ def test_a_supervisor_on_its_way_is_no_lost_run(agent: Agent, work: Path, staged
     eventually(lambda: agent.call("status", run="one").result["state"] == "LOST")
     starting = subprocess.Popen([sys.executable, "-c", "input()", "supervise", str(folder)], stdin=subprocess.PIPE)
     assert agent.call("status", run="one").result["state"] == "RUNNING"
+    # whoever takes the lock leaves it the secrets that the launch left for it
+    (folder / "secrets.json").write_text("{}")
+    agent.call("lock", owner="ann@desk", command="deploy")
+    assert (folder / "secrets.json").exists()
+    agent.call("free_lock")
     starting.communicate(b"\n")
+    agent.call("lock", owner="ann@desk", command="deploy")
+    assert not (folder / "secrets.json").exists()
     assert agent.call("status", run="one").result["state"] == "LOST"
 
 

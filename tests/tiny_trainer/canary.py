@@ -208,6 +208,6 @@ def _rehearse(settings: Settings, out: Path, evidence: Evidence) -> None:
     same = loaded == stored
     summary = "loads back as it was in memory" if same else "does not load back as it was in memory"
     evidence.add(Check("checkpoint", None, PASS if same else FAIL, summary))
-    stopped = result.outcome == "stopped" and result.steps == steps
+    stopped = result.outcome == "stopped" and result.steps == result.first + steps
     summary = f"SIGTERM after step {steps}: the run says {result.outcome!r} at step {result.steps}"
     evidence.add(Check("sigterm", None, PASS if stopped else FAIL, summary))

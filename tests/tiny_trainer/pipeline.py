@@ -32,9 +32,10 @@ class WorkerFailed(Exception):
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended, and its last parameters as they were in memory."""
+    """How a run ended after which steps (those before it began among them), and its last parameters in memory."""
 
     outcome: str
+    first: int
     steps: int
     checkpoint: Path
     parameters: Parameters
@@ -101,7 +102,7 @@ def run(
     }
     files.write_json(out / "result.json", result)
     metrics.close()
-    return RunResult(outcome, step, saved, copy(drafters[0].parameters))
+    return RunResult(outcome, first, step, saved, copy(drafters[0].parameters))
 
 
 def _start(settings: Settings, shape: Shape) -> tuple[int, Parameters, AdamW]:
