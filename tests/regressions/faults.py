@@ -180,13 +180,6 @@ _COMPILE = (
         workload=_RO,
     ),
     Fault(
-        "captures-at-the-first-step",
-        what="graphs are captured at the first step, when all workers run",
-        lost="the capture of some workers, or of all",
-        cuda=Check("cuda_graphs", "", alone=False, races=("worker",)),
-        workload=_WHOLE,
-    ),
-    Fault(
         "one-pool-for-all",
         what="the graphs of all workers share one memory pool",
         lost="the numbers: one worker's graph writes over another's",
@@ -214,6 +207,14 @@ _COMPILE = (
         cpu=Check("recompiles", "compiles in the steady phase"),
         workload={"strategy": "default"},
     ),
+    Fault(
+        "captures-at-the-first-step",
+        what="graphs are captured at the first step, when all workers run",
+        lost="the capture of some workers, or of all",
+        rule=Rule("compile-outside-gate", "only one capture may be underway"),
+        cuda=Check("cuda_graphs", "", alone=False, races=("worker",)),
+        workload=_WHOLE,
+    ),
 )
 
 _DATA = (
@@ -228,12 +229,6 @@ _DATA = (
         what="every slot of a block weighs the same",
         lost="first slots, on which acceptance hangs",
         cpu=Check("definition", "needed"),
-    ),
-    Fault(
-        "blocks-see-each-other",
-        what="a block sees the blocks before it",
-        lost="the drafter: it trains on what it never has when it drafts",
-        cpu=Check("definition", "sees key"),
     ),
     Fault(
         "blocks-see-their-anchor",
@@ -253,6 +248,12 @@ _DATA = (
         lost="the run, at the first long row",
         cpu=Check("rows", "StopIteration"),
         workload={"buckets": [16]},
+    ),
+    Fault(
+        "blocks-see-each-other",
+        what="a block sees the blocks before it",
+        lost="the drafter: it trains on what it never has when it drafts",
+        cpu=Check("definition", "sees key", alone=False),
     ),
 )
 
@@ -506,6 +507,12 @@ _RUN = (
         lost="the run, at its first step",
         cpu=Check("rehearsal", "to have the same dtype"),
         workload=_BF16,
+    ),
+    Fault(
+        "sigterm-not-heard",
+        what="SIGTERM is not looked at between steps",
+        lost="the work since the last checkpoint, when the host goes down",
+        cpu=Check("sigterm", "completed at step 2"),
     ),
 )
 
