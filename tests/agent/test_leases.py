@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.client import Agent, AgentFailed, Packed, eventually, job
+from tests.agent.client import PATIENCE_S, Agent, AgentFailed, Packed, eventually, job
 
 UUIDS = ("GPU-aaaa", "GPU-bbbb")
 MIB_OF_GPU = 143771
@@ -85,7 +85,7 @@ def test_two_launches_at_once_never_both_win(host: GpuHost, release: Packed) -> 
                 for agent, name in names.items()
             ]
             found = answers(*asked)
-            both = [found.get(timeout=60) for _ in asked]
+            both = [found.get(timeout=PATIENCE_S) for _ in asked]
             (won,) = [agent for agent, failed in both if failed is None]
             (lost,) = [failed for _, failed in both if failed is not None]
             assert (lost.kind, lost.exit) == ("busy", 8)
@@ -104,7 +104,7 @@ def test_two_canaries_at_once_never_both_win(host: GpuHost, release: Packed) -> 
     first, second = host.agent(), host.agent()
     asked = [(agent, agent.ask("canary", timeout_s=600, **on([0], release, hang=True))) for agent in (first, second)]
     found = answers(*asked)
-    lost, failed = found.get(timeout=60)
+    lost, failed = found.get(timeout=PATIENCE_S)
     assert failed is not None
     assert failed.kind == "busy"
     assert "canary " in failed.what
@@ -164,7 +164,7 @@ def test_a_gpu_in_use_by_somebody_else_is_refused_unless_a_reason_is_given(
             (three, three.ask("launch", run="never", reason="test", **on([0], release))),
         )
         for _ in range(3):
-            _, failed = found.get(timeout=60)
+            _, failed = found.get(timeout=PATIENCE_S)
             assert failed is not None
             assert (failed.kind, failed.exit) == ("busy", 8)
             assert "GPU 0 (GPU-aaaa) is in use" in failed.what

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.client import Agent, Packed, alive, eventually, job
+from tests.agent.client import PATIENCE_S, Agent, Packed, alive, eventually, job
 
 STEP = '{"kind": "step", "step": 7, "loss": 1.5}\n'
 
@@ -147,7 +147,7 @@ def test_a_wall_clock_that_jumps_neither_stalls_nor_ends_a_run(
     if asked:
         eventually(lambda: "ready" in "".join(path.read_text() for path in (folder / "log").glob("*.log")))
         assert agent.call("stop", run="two", grace_s=60).result["state"] == "STOPPED"
-    assert supervisor.wait(timeout=60) == 0
+    assert supervisor.wait(timeout=PATIENCE_S) == 0
     ended = json.loads((folder / "exit.json").read_text())
     expected = ("STOPPED", 20) if asked else ("SUCCEEDED", 0)
     assert (ended["state"], ended["code"], ended["reason"], ended["forced"]) == (*expected, None, False)
