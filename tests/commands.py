@@ -62,6 +62,8 @@ class Running:
 
     process: subprocess.Popen[str]
     errors: IO[bytes]
+    heard: list[Json] = field(default_factory=list)
+    """All events that were read so far."""
 
     def until_event(self, name: str) -> Json:
         """Reads events up to the first of that name."""
@@ -86,7 +88,8 @@ class Running:
     def _events(self) -> Iterator[Json]:
         assert self.process.stdout is not None
         while line := self.process.stdout.readline():
-            yield json.loads(line)
+            self.heard.append(json.loads(line))
+            yield self.heard[-1]
 
     def _said(self) -> str:
         self.errors.seek(0)
@@ -136,7 +139,7 @@ class Desk:
                 "anchors": 4,
                 "buckets": [32],
                 "mask_token": "<mask>",
-                "canary_timeout_s": 20,
+                "canary_timeout_s": 120,
                 **(workload or {}),
             },
             "training": {
