@@ -60,7 +60,7 @@ def _play(site: Site, case: Case) -> None:
     words, run = _scene(site, case)
     with struck(case, site) as strike:
         strike.prepare()
-        beat = None if case.fault is Fault.DELAY else BEAT_S
+        beat = None if case.fault in (Fault.DELAY, Fault.CLOCK) else BEAT_S
         command = site.type(*words, shaky=True, beat=beat)
         reached = strike.wait_and_strike(command)
         command.wait()

@@ -27,11 +27,11 @@ class Stuck(AssertionError):
     """Something that must end did not."""
 
 
-def wait_until(ready: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + patience_s
+def wait_until(ready: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while not ready():
         if time.monotonic() > deadline:
-            raise Stuck(f"not within {patience_s:g} s: {what}")
+            raise Stuck(f"not within {PATIENCE_S:g} s: {what}")
         time.sleep(LOOK_S)
 
 
@@ -68,9 +68,9 @@ class Command:
         self.wait()
         return Ended(self.code, self.out.read_text(), self.err.read_text())
 
-    def wait(self, patience_s: float = PATIENCE_S) -> None:
-        if not self.over.wait(patience_s):
-            raise Stuck(f"{' '.join(self.words)} did not end within {patience_s:g} s: {self.events[-3:]}")
+    def wait(self) -> None:
+        if not self.over.wait(PATIENCE_S):
+            raise Stuck(f"{' '.join(self.words)} did not end within {PATIENCE_S:g} s: {self.events[-3:]}")
 
     def kill(self) -> bool:
         """SIGKILL; False when it had ended already."""
