@@ -152,7 +152,7 @@ class Desk:
                 "checkpoint_every": 4,
                 **(training or {}),
             },
-            "run": {"grace_s": 20, **(run or {})},
+            "run": {"grace_s": 60, **(run or {})},
         }
         path = self.folder / "playbooks" / f"{name}.yaml"
         path.parent.mkdir(exist_ok=True)

@@ -96,7 +96,7 @@ def test_two_launches_at_once_never_both_win(host: GpuHost, release: Packed) -> 
                 (names[won], sorted(UUIDS[gpu] for gpu in gpus))
             ]
             eventually(lambda won=won, name=names[won]: "ready" in won.call("follow", run=name).log)
-            assert won.call("stop", run=names[won], grace_s=20).result["state"] == "STOPPED"
+            assert won.call("stop", run=names[won], grace_s=60).result["state"] == "STOPPED"
             assert first.call("holders").result["leases"] == []
 
 
@@ -116,6 +116,7 @@ def test_two_canaries_at_once_never_both_win(host: GpuHost, release: Packed) -> 
     assert caught.value.kind == "busy"
     for agent in (first, second):
         agent.process.kill()
+        agent.process.wait()
     # a dead agent's lease is void
     with host.agent() as third:
         assert third.call("free", **on([0], release)).result["devices"] == ["GPU-aaaa"]
@@ -150,7 +151,7 @@ def test_a_damaged_record_of_a_living_run_holds_every_device(host: GpuHost, work
         with pytest.raises(AgentFailed) as caught:
             agent.call("free", **on([1], release))
         assert "run one is running on GPU-bbbb" in caught.value.what
-        agent.call("stop", run="one", grace_s=20)
+        agent.call("stop", run="one", grace_s=60)
 
 
 def test_a_gpu_in_use_by_somebody_else_is_refused_unless_a_reason_is_given(
@@ -201,7 +202,8 @@ def test_the_memory_of_our_own_run_is_no_news(host: GpuHost, release: Packed) ->
             agent.call("free", **on([0], release))
         assert "run one is running on GPU-aaaa" in caught.value.what
         eventually(lambda: "ready" in agent.call("follow", run="one").log)
-        agent.call("stop", run="one", grace_s=20)
+        host.say()
+        agent.call("stop", run="one", grace_s=60)
 
 
 def test_a_run_of_another_work_directory_is_named(host: GpuHost, tmp_path: Path, release: Packed) -> None:

@@ -14,7 +14,7 @@ from dflash_ops.agent.processes import Mark
 from tests.agent.client import Agent, AgentFailed, Packed, Reply, alive, eventually, job
 
 FOREVER_S = 100_000
-POLICY = {"grace_s": 20, "restarts": 2, "restart_backoff_s": 0}
+POLICY = {"grace_s": 60, "restarts": 2, "restart_backoff_s": 0}
 
 
 def launch(agent: Agent, release: Packed, *, policy: dict[str, Any] | None = None, **act: Any) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def test_a_stop_by_the_first_name_stops_what_it_has_become(agent: Agent, work: P
     launch(agent, staged, crashes=1, forever=True)
     child = agent.call("wait", run="one").result["next"]["run"]
     eventually(lambda: "ready" in agent.call("follow", run=child).log)
-    stopped = agent.call("stop", run="one", grace_s=20).result
+    stopped = agent.call("stop", run="one", grace_s=60).result
     assert (stopped["run"], stopped["state"], stopped["next"]) == (child, "STOPPED", None)
     assert Mark.of_run(work, child).pids() == []
     assert len(runs_of(work)) == 2

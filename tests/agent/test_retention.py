@@ -44,6 +44,6 @@ def test_while_a_run_goes_on(agent: Agent, work: Path, staged: Packed) -> None:
     eventually(lambda: there() == {"step-000013", "step-000014.part"})
     eventually(lambda: "ready" in agent.call("follow", run="one").log)
     # it saves once more (step 1) and leaves what it had half written
-    assert agent.call("stop", run="one", grace_s=20).result["state"] == "STOPPED"
+    assert agent.call("stop", run="one", grace_s=60).result["state"] == "STOPPED"
     assert there() == {"step-000013"}
     assert not (work / "runs/one/trash").exists()

@@ -56,7 +56,7 @@ def test_a_run_gets_them_and_leaves_no_secret_behind(agent: Agent, work: Path, s
     assert "told *** and ***\n" in log.read_text()
     # while it runs, and after it: the supervisor alone knows
     assert files_with(work, SECRET) == []
-    agent.call("stop", run="r", grace_s=20)
+    agent.call("stop", run="r", grace_s=60)
     assert files_with(work, SECRET) == []
     assert log.read_text().endswith("the last line\n")
     record = json.loads((work / "runs" / "r" / "run.json").read_text())

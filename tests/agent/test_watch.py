@@ -25,7 +25,7 @@ def events(work: Path) -> list[str]:
 
 
 def test_a_hang_is_ended_with_stacks_though_it_prints(agent: Agent, work: Path, staged: Packed) -> None:
-    launch(agent, staged, {"grace_s": 20, "stall_s": 1}, records=[STEP], forever=True)
+    launch(agent, staged, {"grace_s": 60, "stall_s": 1}, records=[STEP], forever=True)
     reply = agent.call("follow", run="one", wait=True)
     status = reply.result
     assert (status["state"], status["exit"]["code"], status["exit"]["forced"]) == ("FAILED", 20, False)
@@ -50,7 +50,7 @@ def test_a_loss_that_is_none_ends_the_run_and_no_checkpoint_is_made_of_it(
     agent: Agent, work: Path, staged: Packed
 ) -> None:
     bad = '{"kind": "step", "step": 8, "loss": NaN, "workers": [{"worker": 0, "samples": [4, 8]}]}\n'
-    launch(agent, staged, {"grace_s": 20}, records=[STEP, bad], forever=True)
+    launch(agent, staged, {"grace_s": 60}, records=[STEP, bad], forever=True)
     reply = agent.call("follow", run="one", wait=True)
     status = reply.result
     assert (status["state"], status["exit"]["signal"]) == ("FAILED", int(signal.SIGKILL))
@@ -71,7 +71,7 @@ def test_a_loss_that_is_none_in_the_last_step_is_no_success(agent: Agent, staged
 def test_a_stop_that_was_asked_for_is_no_stall(agent: Agent, staged: Packed) -> None:
     launch(agent, staged, {"stall_s": 600}, records=[STEP], forever=True)
     eventually(lambda: "ready" in agent.call("follow", run="one").log)
-    status = agent.call("stop", run="one", grace_s=20).result
+    status = agent.call("stop", run="one", grace_s=60).result
     assert (status["state"], status["exit"]["reason"]) == ("STOPPED", None)
 
 

@@ -253,7 +253,7 @@ def test_a_second_deploy_is_refused_with_the_name_of_the_living_run(desk: Desk) 
     stopped = desk.run("stop")
     assert stopped.code == 0, stopped.out
     # the playbook's run.grace_s
-    assert ", 20 s to write it" in stopped.named("phase")[0]["what"]
+    assert ", 60 s to write it" in stopped.named("phase")[0]["what"]
     assert stopped.result["state"] == "STOPPED"
     assert stopped.result["remaining"] == []
     assert processes_of(run) == []
