@@ -145,6 +145,8 @@ def test_a_wall_clock_that_jumps_neither_stalls_nor_ends_a_run(
     folder = folder_of_another(agent, work, staged, {"forever": True} if asked else {"steps": 20, "pause": 0.05})
     supervisor = subprocess.Popen([sys.executable, "-c", JUMPING, str(folder)], cwd=Path(__file__).parents[2])
     if asked:
+        # a launch waits for this too
+        eventually((folder / "state.json").exists)
         eventually(lambda: "ready" in "".join(path.read_text() for path in (folder / "log").glob("*.log")))
         assert agent.call("stop", run="two", grace_s=60).result["state"] == "STOPPED"
     assert supervisor.wait(timeout=PATIENCE_S) == 0
