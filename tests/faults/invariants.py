@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.faults.cases import TYPED, Case, Fault, Scenario
 from tests.faults.sites import Site, read_json
-from tests.faults.typist import Command, wait_until
+from tests.typist import Command, wait_until
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 STATES = ("RUNNING", "SUCCEEDED", "FAILED", "STOPPED", "OOM", "LOST")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tests.commands import Desk
 from tests.faults.link import Link
-from tests.faults.typist import Command, Typist, wait_until
 from tests.rig.rig import Rig
+from tests.typist import Command, Typist, wait_until
 
 WAYS = ("local", "ssh", "pct-stream", "pct-push")
 BEAT_S = 2.0
