@@ -26,7 +26,7 @@ from dflash_ops.agent.bootstrap import BOOTSTRAP, READY, REFUSED
 from dflash_ops.agent.bundle import agent_bundle
 from dflash_ops.agent.frames import BEAT, DATA, JSON, FrameReader, encode_data, encode_frame
 
-BEAT_S = 10.0
+BEAT_S = 5.0
 """So long that a machine which stands still for seconds ends no conversation."""
 SILENT_S = 2.0
 """The beat where a test waits until an agent has missed three: as short as a busy machine lets it be."""
