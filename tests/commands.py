@@ -1,7 +1,13 @@
-"""Runs `dflash-ops` as a person does: a process, a home of its own, an inventory and a playbook of a few lines."""
+"""Runs `dflash-ops` as a person does: a process, a home of its own, an inventory and a playbook of a few lines.
+
+A command that is waited for is a process forked from one that has imported everything (`typist_process.py`), one that
+is watched while it runs is started anew, as everything is for a person.
+"""
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import signal
@@ -14,7 +20,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.typist import Typist
 
 TINY = Path(__file__).parent / "tiny_trainer"
 FAULTS = TINY / "faults"
@@ -62,6 +71,8 @@ class Running:
 
     process: subprocess.Popen[str]
     errors: IO[bytes]
+    heard: list[Json] = field(default_factory=list)
+    """All events that were read so far."""
 
     def until_event(self, name: str) -> Json:
         """Reads events up to the first of that name."""
@@ -86,7 +97,8 @@ class Running:
     def _events(self) -> Iterator[Json]:
         assert self.process.stdout is not None
         while line := self.process.stdout.readline():
-            yield json.loads(line)
+            self.heard.append(json.loads(line))
+            yield self.heard[-1]
 
     def _said(self) -> str:
         self.errors.seek(0)
@@ -136,7 +148,7 @@ class Desk:
                 "anchors": 4,
                 "buckets": [32],
                 "mask_token": "<mask>",
-                "canary_timeout_s": 20,
+                "canary_timeout_s": 120,
                 **(workload or {}),
             },
             "training": {
@@ -149,7 +161,7 @@ class Desk:
                 "checkpoint_every": 4,
                 **(training or {}),
             },
-            "run": {"grace_s": 20, **(run or {})},
+            "run": {"grace_s": 60, **(run or {})},
         }
         path = self.folder / "playbooks" / f"{name}.yaml"
         path.parent.mkdir(exist_ok=True)
@@ -166,17 +178,11 @@ class Desk:
 
     def type(self, *words: str) -> Ended:
         """A command, to its end, for people."""
-        done = subprocess.run(
-            self.argv(*words),
-            cwd=self.folder,
-            env=self.env(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        return Ended(done.returncode, done.stdout, done.stderr)
+        with tempfile.TemporaryDirectory() as output:
+            command = _typist().type(
+                list(words), cwd=self.folder, environment=self.env(), output=Path(output), beat=None
+            )
+            return command.ended
 
     def run(self, command: str, *words: str, host: bool = True) -> Ended:
         """A command with `--json`, on this desk's host."""
@@ -208,6 +214,16 @@ class Desk:
                 watchdog.cancel()
                 process.kill()
                 process.communicate()
+
+
+@functools.cache
+def _typist() -> Typist:
+    """A process that has imported everything: half of what most commands cost is that."""
+    from tests.typist import Typist
+
+    typist = Typist()
+    atexit.register(typist.close)
+    return typist
 
 
 def _listen_to_interrupts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ from typing import Any, Callable, Dict, NoReturn
 
 from .arguments import Arguments
 from .assets import op_asset, op_asset_begin, op_asset_end, op_asset_file
-from .bootstrap import READY
+from .bootstrap import READY, REFUSED
 from .builds import op_environment
 from .canary import op_canary
 from .collect import op_files, op_read
@@ -102,8 +103,14 @@ def serve(nonce: str, workdir: str, beat_s: float, agent_file: str) -> NoReturn:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
+    try:
+        work = WorkDir.open(workdir)
+    except OSError as error:
+        refusal = json.dumps(_host_error(error, Path(agent_file)).to_json())
+        os.write(sink, f"\n{REFUSED} {nonce} {refusal}\n".encode())
+        raise SystemExit(1) from None
     os.write(sink, f"\n{READY} {nonce}\n".encode())
-    conversation = Conversation(source, sink, WorkDir.open(workdir), beat_s, agent_file)
+    conversation = Conversation(source, sink, work, beat_s, agent_file)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, _closer(conversation))
     conversation.start_threads()

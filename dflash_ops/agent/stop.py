@@ -17,7 +17,8 @@ from .follow import POLL_S
 from .policy import Policy
 from .runs import RunFolder, RunState, find_run, last_restart
 
-SLACK_S = 15.0
+SLACK_S = 30.0
+"""Over the grace: a supervisor may wait 20 s for the log to come to its end before its last word."""
 
 
 def op_stop(conversation: Conversation, args: Arguments) -> Dict[str, Any]:

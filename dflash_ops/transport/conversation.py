@@ -34,6 +34,8 @@ from dflash_ops.transport.messages import nonsense, parse_message
 
 BEAT_S = 5.0
 START_TIMEOUT_S = 60.0
+ENDING_S = 10.0
+"""A program that closed its output has ended, and its exit status is on the way."""
 CHUNK_BYTES = 256 * 1024
 QUEUED_FRAMES = 64
 
@@ -336,7 +338,7 @@ class Conversation:
         raise self._start_failure(seen.decode("utf-8", "replace"))
 
     def _start_failure(self, stdout: str) -> OpsError:
-        status = self._channel.wait(2)
+        status = self._channel.wait(ENDING_S)
         stderr = self._channel.stderr()
         known = self._transport.explain(status, stdout, stderr)
         if known is not None:

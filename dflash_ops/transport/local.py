@@ -9,6 +9,10 @@ from pathlib import Path
 from dflash_ops.errors import ExitCode, OpsError, TransportError
 from dflash_ops.transport.tail import StreamTail
 
+CLOSING_S = 30.0
+"""The agent kills what it started, which may take 5 s on its own, and lets go of the lock."""
+ABANDONED_S = 5.0
+
 
 class LocalChannel:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -31,7 +35,7 @@ class LocalChannel:
             raise TransportError("the agent's process ended", where="local", lost=True) from error
 
     def stderr(self) -> str:
-        return self._tail.text(0.2)
+        return self._tail.text()
 
     def wait(self, timeout: float) -> int | None:
         try:
@@ -40,13 +44,16 @@ class LocalChannel:
             return None
 
     def close(self) -> None:
-        self._stdin.close()
-        if self.wait(5) is None:
-            self._process.kill()
-            self._process.wait()
+        self._end(CLOSING_S)
 
     def abandon(self) -> None:
-        self.close()
+        self._end(ABANDONED_S)
+
+    def _end(self, patience_s: float) -> None:
+        self._stdin.close()
+        if self.wait(patience_s) is None:
+            self._process.kill()
+            self._process.wait()
 
 
 class LocalTransport:

@@ -59,7 +59,7 @@ class SshChannel:
         return TransportError(words, where=self._where, lost=True)
 
     def stderr(self) -> str:
-        return self._tail.text(0.3)
+        return self._tail.text()
 
     def wait(self, timeout: float) -> int | None:
         if not self._channel.status_event.wait(timeout):

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 
 KEEP_BYTES = 64 * 1024
+SETTLE_S = 2.0
+"""Once a program has ended so has its error output, unless something that it left behind holds it open."""
 
 
 class StreamTail:
@@ -33,8 +35,8 @@ class StreamTail:
                 self._kept += chunk
                 del self._kept[:-KEEP_BYTES]
 
-    def text(self, settle: float = 0.0) -> str:
-        """What was kept, after waiting up to `settle` seconds for the stream's end."""
-        self._thread.join(settle)
+    def text(self) -> str:
+        """What was kept, after waiting a moment for the stream's end."""
+        self._thread.join(SETTLE_S)
         with self._lock:
             return self._kept.decode("utf-8", "replace")

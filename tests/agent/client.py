@@ -26,7 +26,12 @@ from dflash_ops.agent.bootstrap import BOOTSTRAP, READY, REFUSED
 from dflash_ops.agent.bundle import agent_bundle
 from dflash_ops.agent.frames import BEAT, DATA, JSON, FrameReader, encode_data, encode_frame
 
-BEAT_S = 1.0
+BEAT_S = 5.0
+"""So long that a machine which stands still for seconds ends no conversation."""
+SILENT_S = 2.0
+"""The beat where a test waits until an agent has missed three: as short as a busy machine lets it be."""
+PATIENCE_S = 240.0
+"""A bound for what hangs; nothing is judged by time."""
 TRAINER = (Path(__file__).parent / "trivial_trainer.py").read_text()
 
 
@@ -150,7 +155,7 @@ class Agent:
         self._stop.set()
         with contextlib.suppress(OSError):
             self.process.stdin.close()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=PATIENCE_S)
         self.process.stdout.close()
 
     def __enter__(self) -> Agent:
@@ -224,8 +229,8 @@ def job(release: Packed, *, python: str | None = None, **act: Any) -> dict[str, 
     return {"digest": release.digest, "module": "tt", "python": python, "settings": settings, "playbook": "trivial"}
 
 
-def eventually(what: Callable[[], Any], patience_s: float = 20) -> Any:
-    until = time.monotonic() + patience_s
+def eventually(what: Callable[[], Any]) -> Any:
+    until = time.monotonic() + PATIENCE_S
     while True:
         value = what()
         if value:

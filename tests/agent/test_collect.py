@@ -54,7 +54,7 @@ def test_what_grows_has_no_hash_while_the_run_goes_on(agent: Agent, staged: Pack
     answer = agent.call("files", run="one").result
     assert answer["state"] == "RUNNING"
     assert {item["path"] for item in answer["files"] if item["sha256"] is None} == {"log/000000.log"}
-    agent.call("stop", run="one", grace_s=20)
+    agent.call("stop", run="one", grace_s=60)
     answer = agent.call("files", run="one").result
     assert answer["state"] == "STOPPED"
     assert all(item["sha256"] for item in answer["files"])

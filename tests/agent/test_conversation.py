@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.client import Agent, AgentFailed, Packed, Reply, alive, eventually, job
+from dflash_ops.agent.files import exclusive
+from tests.agent.client import PATIENCE_S, SILENT_S, Agent, AgentFailed, Packed, Reply, alive, eventually, job
 
 
 def started_canary(agent: Agent, release: Packed) -> tuple[int, int]:
@@ -44,33 +45,36 @@ def test_end_of_file_kills_the_canary_and_releases_the_lock(work: Path, release:
 
 
 def test_silence_of_three_beats_does_the_same(work: Path, release: Packed) -> None:
-    agent = Agent(work, beat=0.5)
+    agent = Agent(work, beat=SILENT_S)
     pids = started_canary(agent, release)
     agent.fall_silent()
-    agent.process.wait(timeout=30)
+    agent.process.wait(timeout=PATIENCE_S)
     eventually(lambda: not any(alive(pid) for pid in pids))
     assert not is_locked(work)
     agent.close()
 
 
 def test_a_client_that_sends_beats_is_never_gone(work: Path) -> None:
-    with Agent(work, beat=0.2) as agent:
-        time.sleep(1.0)
+    with Agent(work, beat=SILENT_S) as agent:
+        silent = Agent(work, beat=SILENT_S)
+        silent.fall_silent()
+        silent.process.wait(timeout=PATIENCE_S)
         assert agent.call("facts").result["uid"] >= 0
+        silent.close()
 
 
 def test_a_terminated_agent_cleans_up_too(work: Path, release: Packed) -> None:
     agent = Agent(work)
     pids = started_canary(agent, release)
     agent.process.terminate()
-    agent.process.wait(timeout=30)
+    agent.process.wait(timeout=PATIENCE_S)
     eventually(lambda: not any(alive(pid) for pid in pids))
     assert not is_locked(work)
     agent.close()
 
 
 def test_a_killed_agents_canary_is_cleared_by_the_next_and_left_no_verdict(work: Path, release: Packed) -> None:
-    agent = Agent(work, beat=0.3)
+    agent = Agent(work)
     pids = started_canary(agent, release)
     agent.process.kill()
     agent.process.wait()
@@ -99,7 +103,7 @@ def test_an_oversized_frame_ends_the_conversation_with_a_reason(agent: Agent) ->
     answer = json.loads(payload)
     assert answer["error"]["kind"] == "protocol"
     assert "at most" in answer["error"]["what"]
-    agent.process.wait(timeout=30)
+    agent.process.wait(timeout=PATIENCE_S)
 
 
 def test_a_torn_request_is_waited_for(agent: Agent) -> None:
@@ -199,32 +203,32 @@ def test_a_stale_lock_is_taken_over(work: Path, change: dict) -> None:
 
 
 def test_who_lost_the_lock_stops_at_once(work: Path) -> None:
-    with Agent(work, beat=0.3) as first:
+    # the agent looks at its lock at each beat
+    with Agent(work, beat=SILENT_S) as first:
         first.call("lock", owner="ann@desk", command="deploy")
         path = work / "lock" / "owner.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "token": "of another", "owner": "bob@lap"}))
-        first.process.wait(timeout=30)
+        with exclusive(work / ".guard"):
+            path.write_text(json.dumps({**json.loads(path.read_text()), "token": "of another", "owner": "bob@lap"}))
+        first.process.wait(timeout=PATIENCE_S)
         assert json.loads(path.read_text())["owner"] == "bob@lap"
 
 
 def test_the_beat_keeps_a_lock_fresh(work: Path) -> None:
-    with Agent(work, beat=0.2) as first, Agent(work) as second:
+    with Agent(work, beat=SILENT_S) as first, Agent(work) as second:
         first.call("lock", owner="ann@desk", command="deploy")
-        time.sleep(1.0)
+        path = work / "lock" / "owner.json"
+        taken = json.loads(path.read_text())["beat"]
+        eventually(lambda: json.loads(path.read_text())["beat"] > taken)
         assert not lock_is_free(second)
 
 
-def test_output_of_a_job_is_streamed_while_it_runs(agent: Agent, staged: Packed) -> None:
-    first_seen: list[bool] = []
+def test_output_of_a_job_is_streamed_while_it_runs(agent: Agent, staged: Packed, tmp_path: Path) -> None:
+    go = tmp_path / "go"
 
     def seen(reply: Reply) -> None:
-        if b"line 3" in reply.streams[0] and not first_seen:
-            first_seen.append(True)
+        if b"holding\n" in reply.streams[0]:
+            go.touch()
 
-    with pytest.raises(AgentFailed):
-        # a second request in the middle is not answered before the first has ended
-        number = agent.ask("check", timeout_s=60, **job(staged, crash=True))
-        agent.reply(number, seen=seen)
-    verdict = agent.call("canary", timeout_s=2, **job(staged, hang=True))
-    assert "line 3" in verdict.log
-    assert "stack of every thread" in verdict.log
+    number = agent.ask("canary", timeout_s=PATIENCE_S, **job(staged, hold=str(go), evidence="pass"))
+    # it ends once we have read that it holds
+    assert agent.reply(number, seen=seen).result["verdict"]["outcome"] == "pass"

@@ -88,4 +88,4 @@ def test_runs_on_different_gpus_live_side_by_side(tmp_path: Path, work: Path, re
         states = {run["run"]: run["devices"] for run in agent.call("runs").result["runs"]}
         assert states == {"on-0": ["GPU-aaaa"], "on-1": ["GPU-bbbb"]}
         for name in states:
-            assert agent.call("stop", run=name, grace_s=20).result["state"] == "STOPPED"
+            assert agent.call("stop", run=name, grace_s=60).result["state"] == "STOPPED"

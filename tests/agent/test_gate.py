@@ -60,7 +60,8 @@ def test_evidence_and_exit_agree_or_the_death_decides(
 
 
 def test_a_canary_over_its_deadline_is_inconclusive_and_shows_its_stacks(agent: Agent, staged: Packed) -> None:
-    reply = agent.call("canary", timeout_s=1, **job(staged, hang=True, evidence="pass"))
+    # time enough for its Python to start
+    reply = agent.call("canary", timeout_s=4, **job(staged, hang=True, evidence="pass"))
     verdict = reply.result["verdict"]
     assert verdict["outcome"] == "inconclusive"
     assert "deadline" in verdict["evidence"]["summary"]

@@ -70,7 +70,7 @@ def of_one_gpu(reply: Any) -> dict[str, Any]:
 def test_memory_that_comes_back_is_waited_for(gpus: Gpus, host: Agent) -> None:
     gpus.use(9000, 9000)
     before = gpus.asked
-    number = host.ask("stop", run="one", grace_s=20)
+    number = host.ask("stop", run="one", grace_s=60)
     eventually(lambda: gpus.asked > before + 1)
     gpus.use(9000, 301)
     found = of_one_gpu(host.reply(number))
@@ -80,7 +80,7 @@ def test_memory_that_comes_back_is_waited_for(gpus: Gpus, host: Agent) -> None:
 
 def test_memory_that_stays_is_told_with_whose_it_may_be(gpus: Gpus, host: Agent) -> None:
     gpus.use(10, 9000)
-    reply = host.call("stop", run="one", grace_s=20)
+    reply = host.call("stop", run="one", grace_s=60)
     assert (reply.result["state"], reply.result["remaining"]) == ("STOPPED", [])
     found = of_one_gpu(reply)
     assert (found["freed"], found["used_bytes"]) == (False, 9000 * MIB)
@@ -90,7 +90,7 @@ def test_memory_that_stays_is_told_with_whose_it_may_be(gpus: Gpus, host: Agent)
 
 def test_what_nvidia_smi_does_not_say_is_not_claimed(gpus: Gpus, host: Agent) -> None:
     gpus.use(10)
-    found = of_one_gpu(host.call("stop", run="one", grace_s=20))
+    found = of_one_gpu(host.call("stop", run="one", grace_s=60))
     assert (found["freed"], found["used_bytes"]) == (None, None)
     assert "not checked" in found["what"]
 
@@ -98,4 +98,4 @@ def test_what_nvidia_smi_does_not_say_is_not_claimed(gpus: Gpus, host: Agent) ->
 def test_a_run_without_gpus_claims_nothing(agent: Agent, staged: Packed) -> None:
     agent.call("launch", run="one", reason="test", **job(staged, forever=True))
     eventually(lambda: "ready" in agent.call("follow", run="one").log)
-    assert agent.call("stop", run="one", grace_s=20).result["gpu_memory"] is None
+    assert agent.call("stop", run="one", grace_s=60).result["gpu_memory"] is None

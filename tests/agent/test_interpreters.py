@@ -50,7 +50,7 @@ def test_a_whole_conversation(work: Path, python: str) -> None:
         agent.call("launch", run="long", **job(release, python=python, forever=True))
         while "ready" not in agent.call("follow", run="long").log:
             pass
-        stopped = agent.call("stop", run="long", grace_s=20).result
+        stopped = agent.call("stop", run="long", grace_s=60).result
         assert (stopped["state"], stopped["remaining"]) == ("STOPPED", [])
         assert agent.call("files", run="long").result["files"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.client import Agent, AgentFailed, Packed, eventually, job
+from tests.agent.client import PATIENCE_S, Agent, AgentFailed, Packed, eventually, job
 
 UUIDS = ("GPU-aaaa", "GPU-bbbb")
 MIB_OF_GPU = 143771
@@ -85,7 +85,7 @@ def test_two_launches_at_once_never_both_win(host: GpuHost, release: Packed) -> 
                 for agent, name in names.items()
             ]
             found = answers(*asked)
-            both = [found.get(timeout=60) for _ in asked]
+            both = [found.get(timeout=PATIENCE_S) for _ in asked]
             (won,) = [agent for agent, failed in both if failed is None]
             (lost,) = [failed for _, failed in both if failed is not None]
             assert (lost.kind, lost.exit) == ("busy", 8)
@@ -96,7 +96,7 @@ def test_two_launches_at_once_never_both_win(host: GpuHost, release: Packed) -> 
                 (names[won], sorted(UUIDS[gpu] for gpu in gpus))
             ]
             eventually(lambda won=won, name=names[won]: "ready" in won.call("follow", run=name).log)
-            assert won.call("stop", run=names[won], grace_s=20).result["state"] == "STOPPED"
+            assert won.call("stop", run=names[won], grace_s=60).result["state"] == "STOPPED"
             assert first.call("holders").result["leases"] == []
 
 
@@ -104,7 +104,7 @@ def test_two_canaries_at_once_never_both_win(host: GpuHost, release: Packed) -> 
     first, second = host.agent(), host.agent()
     asked = [(agent, agent.ask("canary", timeout_s=600, **on([0], release, hang=True))) for agent in (first, second)]
     found = answers(*asked)
-    lost, failed = found.get(timeout=60)
+    lost, failed = found.get(timeout=PATIENCE_S)
     assert failed is not None
     assert failed.kind == "busy"
     assert "canary " in failed.what
@@ -116,6 +116,7 @@ def test_two_canaries_at_once_never_both_win(host: GpuHost, release: Packed) -> 
     assert caught.value.kind == "busy"
     for agent in (first, second):
         agent.process.kill()
+        agent.process.wait()
     # a dead agent's lease is void
     with host.agent() as third:
         assert third.call("free", **on([0], release)).result["devices"] == ["GPU-aaaa"]
@@ -150,7 +151,7 @@ def test_a_damaged_record_of_a_living_run_holds_every_device(host: GpuHost, work
         with pytest.raises(AgentFailed) as caught:
             agent.call("free", **on([1], release))
         assert "run one is running on GPU-bbbb" in caught.value.what
-        agent.call("stop", run="one", grace_s=20)
+        agent.call("stop", run="one", grace_s=60)
 
 
 def test_a_gpu_in_use_by_somebody_else_is_refused_unless_a_reason_is_given(
@@ -164,7 +165,7 @@ def test_a_gpu_in_use_by_somebody_else_is_refused_unless_a_reason_is_given(
             (three, three.ask("launch", run="never", reason="test", **on([0], release))),
         )
         for _ in range(3):
-            _, failed = found.get(timeout=60)
+            _, failed = found.get(timeout=PATIENCE_S)
             assert failed is not None
             assert (failed.kind, failed.exit) == ("busy", 8)
             assert "GPU 0 (GPU-aaaa) is in use" in failed.what
@@ -201,7 +202,8 @@ def test_the_memory_of_our_own_run_is_no_news(host: GpuHost, release: Packed) ->
             agent.call("free", **on([0], release))
         assert "run one is running on GPU-aaaa" in caught.value.what
         eventually(lambda: "ready" in agent.call("follow", run="one").log)
-        agent.call("stop", run="one", grace_s=20)
+        host.say()
+        agent.call("stop", run="one", grace_s=60)
 
 
 def test_a_run_of_another_work_directory_is_named(host: GpuHost, tmp_path: Path, release: Packed) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.client import Agent, AgentFailed, Packed, alive, eventually, job
+from tests.agent.client import SILENT_S, Agent, AgentFailed, Packed, alive, eventually, job
 from tests.agent.test_conversation import started_canary
 
 
@@ -89,7 +89,7 @@ def test_the_one_who_loses_it_is_told_and_its_canary_ends(work: Path, release: P
 
 
 def test_an_agent_that_hangs_is_killed_with_what_it_started(work: Path, release: Packed) -> None:
-    first = Agent(work)
+    first = Agent(work, beat=SILENT_S)
     pids = started_canary(first, release)
     os.kill(first.process.pid, signal.SIGSTOP)
     with Agent(work) as second:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.agent.client import Agent, Packed, alive, eventually, job
 
-SMALL_FILES = {"grace_s": 20, "log_rotate_bytes": 20_000}
+SMALL_FILES = {"grace_s": 60, "log_rotate_bytes": 20_000}
 
 
 def launch(agent: Agent, release: Packed, policy: dict[str, Any] = SMALL_FILES, **act: Any) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def test_a_killed_pump_is_replaced_and_the_job_goes_on(agent: Agent, work: Path,
     before = agent.call("follow", run="one")
     eventually(lambda: agent.call("follow", run="one", cursors=before.result["cursors"]).log)
     assert alive(pid)
-    assert agent.call("stop", run="one", grace_s=20).result["state"] == "STOPPED"
+    assert agent.call("stop", run="one", grace_s=60).result["state"] == "STOPPED"
     log = agent.call("follow", run="one").log
     assert log.endswith("the last line\n")
     seen = [int(number) for number in re.findall(r"^line (\d+)$", log, re.MULTILINE)]
@@ -110,17 +110,18 @@ def test_a_full_disk_does_not_hold_the_job_up(small_disk: Path, tmp_path: Path, 
     with Agent(small_disk) as agent:
         agent.call("stage", digest=release.digest, size=len(release.archive), upload=release.archive)
         filler = small_disk / "filler"
-        filler.write_bytes(b"f" * 500_000)
-        launch(agent, release, {"grace_s": 20}, lines=60_000, mark=str(tmp_path / "done"), forever=True)
+        # more than the pipe to the pump holds: what is still in it does not fill the disk again
+        filler.write_bytes(b"f" * 1_500_000)
+        launch(agent, release, {"grace_s": 60}, lines=60_000, mark=str(tmp_path / "done"), forever=True)
         # 5 MB of log went to a disk of 3 MB
-        eventually((tmp_path / "done").exists, patience_s=60)
+        eventually((tmp_path / "done").exists)
         filler.unlink()
         eventually(
             lambda: (
                 "bytes of log were lost here: No space left" in "".join(p.read_text() for p in log_files(small_disk))
             )
         )
-        assert agent.call("stop", run="one", grace_s=20).result["state"] == "STOPPED"
+        assert agent.call("stop", run="one", grace_s=60).result["state"] == "STOPPED"
         log = agent.call("follow", run="one").log
     lost = [int(count) for count in re.findall(r"dflash-ops: (\d+) bytes of log were lost here", log)]
     assert sum(lost) > 1_000_000

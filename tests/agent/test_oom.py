@@ -46,7 +46,7 @@ def small_group() -> Iterator[Path]:
             group.rmdir()
         pytest.skip(f"no control group with a memory limit can be made here: {error}")
     yield group
-    for _ in range(200):
+    for _ in range(2000):
         for pid in (group / "cgroup.procs").read_text().split():
             os.kill(int(pid), signal.SIGKILL)
         try:

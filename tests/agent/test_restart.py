@@ -14,7 +14,7 @@ from dflash_ops.agent.processes import Mark
 from tests.agent.client import Agent, AgentFailed, Packed, Reply, alive, eventually, job
 
 FOREVER_S = 100_000
-POLICY = {"grace_s": 20, "restarts": 2, "restart_backoff_s": 0}
+POLICY = {"grace_s": 60, "restarts": 2, "restart_backoff_s": 0}
 
 
 def launch(agent: Agent, release: Packed, *, policy: dict[str, Any] | None = None, **act: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def read(path: Path) -> dict[str, Any]:
 def until_it_waits(work: Path) -> dict[str, Any]:
     """next.json of run `one`, once its supervisor waits for the time to start it again."""
     folder = work / "runs" / "one"
-    eventually((folder / "exit.json").exists, patience_s=120)
+    eventually((folder / "exit.json").exists)
     found = read(folder / "next.json")
     assert found["outcome"] == "waiting"
     return found
@@ -60,7 +60,7 @@ def test_without_any_client_from_the_last_checkpoint_until_it_succeeds(work: Pat
         arguments = {**job(release, **{key: act[key] for key in ("crashes", "hold")}), "policy": POLICY}
         agent.call("launch", run="one", **arguments)
     hold.touch()
-    eventually(lambda: len(runs_of(work)) == 3, patience_s=120)
+    eventually(lambda: len(runs_of(work)) == 3)
     with Agent(work) as agent:
         first, second, third = chain(agent)
         log = agent.call("follow", run=third["run"]).log
@@ -108,7 +108,7 @@ def test_what_is_not_started_again(
     assert only["state"] == state
     assert (why is None) == (only["next"] is None)
     assert why is None or why in only["next"]["why"]
-    eventually(lambda: not alive(supervisor_of(work)), patience_s=120)
+    eventually(lambda: not alive(supervisor_of(work)))
     assert runs_of(work) == ["one"]
 
 
@@ -131,7 +131,7 @@ def test_a_stop_while_it_waits_ends_the_chain(agent: Agent, work: Path, staged: 
     stopped = agent.call("stop", run="one").result
     assert (stopped["run"], stopped["state"], stopped["remaining"]) == ("one", "FAILED", [])
     assert stopped["next"]["outcome"] == "stopped"
-    eventually(lambda: not alive(supervisor_of(work)), patience_s=120)
+    eventually(lambda: not alive(supervisor_of(work)))
     assert runs_of(work) == ["one"]
     agent.call("launch", run="two", reason="test", **job(staged))
     assert agent.call("wait", run="two").result["state"] == "SUCCEEDED"
@@ -171,7 +171,7 @@ def test_a_stop_by_the_first_name_stops_what_it_has_become(agent: Agent, work: P
     launch(agent, staged, crashes=1, forever=True)
     child = agent.call("wait", run="one").result["next"]["run"]
     eventually(lambda: "ready" in agent.call("follow", run=child).log)
-    stopped = agent.call("stop", run="one", grace_s=20).result
+    stopped = agent.call("stop", run="one", grace_s=60).result
     assert (stopped["run"], stopped["state"], stopped["next"]) == (child, "STOPPED", None)
     assert Mark.of_run(work, child).pids() == []
     assert len(runs_of(work)) == 2
@@ -182,19 +182,19 @@ def test_a_crash_while_a_stop_is_asked_for_is_not_followed_by_a_restart(
 ) -> None:
     hold = work.parent / "go"
     pid = launch(agent, staged, crashes=1, hold=str(hold))["pid"]
-    eventually(lambda: "holding" in agent.call("follow", run="one").log, patience_s=120)
+    eventually(lambda: "holding" in agent.call("follow", run="one").log)
     supervisor = supervisor_of(work)
     os.kill(supervisor, signal.SIGSTOP)
     number = agent.ask("stop", run="one", grace_s=60)
-    eventually((work / "runs/one/stop.json").exists, patience_s=120)
+    eventually((work / "runs/one/stop.json").exists)
     hold.touch()
-    eventually(lambda: not alive(pid), patience_s=120)
+    eventually(lambda: not alive(pid))
     os.kill(supervisor, signal.SIGCONT)
     stopped = agent.reply(number).result
     # FAILED where its supervisor saw the crash first: then the request is seen before the restart
     assert (stopped["run"], stopped["exit"]["code"]) == ("one", 1)
     assert stopped["state"] == "STOPPED" or stopped["next"]["outcome"] == "stopped"
-    eventually(lambda: not alive(supervisor), patience_s=120)
+    eventually(lambda: not alive(supervisor))
     assert runs_of(work) == ["one"]
 
 

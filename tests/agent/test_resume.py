@@ -66,7 +66,7 @@ def test_the_last_complete_checkpoint_with_the_runs_own_settings(agent: Agent, w
 def test_after_a_stop_from_the_checkpoint_that_was_asked_for(agent: Agent, staged: Packed) -> None:
     launch(agent, staged, "one", forever=True)
     eventually(lambda: "ready" in agent.call("follow", run="one").log)
-    agent.call("stop", run="one", grace_s=20)
+    agent.call("stop", run="one", grace_s=60)
     result = resumable(agent).result
     assert (result["state"], result["step"]) == ("STOPPED", 1)
 

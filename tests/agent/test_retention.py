@@ -32,18 +32,18 @@ def test_while_a_run_goes_on(agent: Agent, work: Path, staged: Packed) -> None:
         assert pinned == ["step-000010"]
         for step in (11, 12):
             save(checkpoints, step)
-        eventually(lambda: there() == {"step-000010", "step-000012"}, 60)
+        eventually(lambda: there() == {"step-000010", "step-000012"})
         # its reader dies without a word
         reader.process.kill()
         reader.process.wait()
-        eventually(lambda: there() == {"step-000012"}, 60)
+        eventually(lambda: there() == {"step-000012"})
     agent.call("pin", run="one", checkpoints=["step-000012"])
     save(checkpoints, 13)
     (checkpoints / "step-000014.part").mkdir()
     agent.call("pin", run="one", checkpoints=[])
-    eventually(lambda: there() == {"step-000013", "step-000014.part"}, 60)
+    eventually(lambda: there() == {"step-000013", "step-000014.part"})
     eventually(lambda: "ready" in agent.call("follow", run="one").log)
     # it saves once more (step 1) and leaves what it had half written
-    assert agent.call("stop", run="one", grace_s=20).result["state"] == "STOPPED"
+    assert agent.call("stop", run="one", grace_s=60).result["state"] == "STOPPED"
     assert there() == {"step-000013"}
     assert not (work / "runs/one/trash").exists()

@@ -19,7 +19,7 @@ from tests.agent.client import Agent, AgentFailed, Packed, Reply, alive, eventua
 
 
 def launch(agent: Agent, release: Packed, run: str = "one", **act: Any) -> dict[str, Any]:
-    return agent.call("launch", run=run, reason="test", policy={"grace_s": 20}, **job(release, **act)).result
+    return agent.call("launch", run=run, reason="test", policy={"grace_s": 60}, **job(release, **act)).result
 
 
 def ended(agent: Agent, run: str = "one") -> dict[str, Any]:
@@ -99,7 +99,7 @@ def test_a_run_outlives_its_client_and_the_next_finds_it(work: Path, release: Pa
         assert alive(pid)
         assert Path(f"/proc/{pid}/fd/0").resolve() == Path("/dev/null")
         wait_ready(agent)
-        assert agent.call("stop", run="one", grace_s=20).result["state"] == "STOPPED"
+        assert agent.call("stop", run="one", grace_s=60).result["state"] == "STOPPED"
 
 
 def test_a_busy_device_is_refused_with_the_runs_name(agent: Agent, staged: Packed) -> None:
@@ -110,7 +110,7 @@ def test_a_busy_device_is_refused_with_the_runs_name(agent: Agent, staged: Packe
         assert (caught.value.kind, caught.value.exit) == ("busy", 8)
         assert "run one is running" in caught.value.what
     wait_ready(agent)
-    agent.call("stop", run="one", grace_s=20)
+    agent.call("stop", run="one", grace_s=60)
     devices = agent.call("free", **job(staged)).result["devices"]
     assert devices == agent.call("status").result["devices"]
     launch(agent, staged, "two")
@@ -129,13 +129,13 @@ def test_a_run_name_is_used_once(agent: Agent, staged: Packed) -> None:
 def test_stop_gets_a_checkpoint(agent: Agent, work: Path, staged: Packed) -> None:
     launch(agent, staged, forever=True)
     wait_ready(agent)
-    reply = agent.call("stop", run="one", grace_s=20)
+    reply = agent.call("stop", run="one", grace_s=60)
     assert [event["phase"] for event in reply.events] == ["asked", "verified"]
     assert (reply.result["state"], reply.result["exit"]["code"]) == ("STOPPED", 20)
     assert reply.result["exit"]["forced"] is False
     assert reply.result["remaining"] == []
     assert (work / "runs/one/out/checkpoints/step-000001/manifest.json").exists()
-    again = agent.call("stop", run="one", grace_s=20)
+    again = agent.call("stop", run="one", grace_s=60)
     assert (again.result["state"], again.result["remaining"]) == ("STOPPED", [])
 
 
@@ -287,7 +287,7 @@ def test_follow_without_waiting_ends_at_the_present_end(agent: Agent, staged: Pa
     first = agent.call("follow", run="one")
     assert first.result["state"] == "RUNNING"
     eventually(lambda: agent.call("follow", run="one", cursors=first.result["cursors"]).log)
-    agent.call("stop", run="one", grace_s=20)
+    agent.call("stop", run="one", grace_s=60)
     rest = agent.call("follow", run="one", cursors=first.result["cursors"])
     assert rest.log.endswith("the last line\n")
     assert (first.log + rest.log).count("line 1\n") == 1

@@ -64,6 +64,21 @@ def test_a_work_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None
     assert str(tmp_path / "file") in caught.value.what
 
 
+def test_a_work_directory_in_which_a_file_is_in_the_way_is_refused(work: Path) -> None:
+    work.mkdir()
+    (work / "runs").touch()
+    with pytest.raises(AgentFailed) as caught:
+        Agent(work)
+    assert (caught.value.kind, caught.value.exit) == ("host", 5)
+    assert caught.value.error["where"] == str(work / "runs")
+
+
+def test_all_folders_are_there_once_it_has_spoken(work: Path) -> None:
+    with Agent(work):
+        there = {path.name for path in work.iterdir() if path.is_dir()}
+    assert there == {"agent", "releases", "runs", "canary", "verdicts", "cache"}
+
+
 def test_facts_are_of_this_host(agent: Agent, work: Path) -> None:
     facts = agent.call("facts").result
     assert facts["uid"] == os.geteuid()

@@ -23,14 +23,14 @@ def inside(rig: Rig, tmp_path: Path, release: Packed) -> Iterator[Agent]:
     def through_pct(argv: list[str]) -> list[str]:
         return rig.ssh_argv(shlex.join(["pct", "exec", str(rig.container_id), "--", *argv]))
 
-    with Agent(Path(f"/var/lib/{tmp_path.name}"), python=PYTHON, beat=5, wrap=through_pct) as agent:
+    with Agent(Path(f"/var/lib/{tmp_path.name}"), python=PYTHON, wrap=through_pct) as agent:
         agent.call("stage", digest=release.digest, size=len(release.archive), upload=release.archive)
         yield agent
 
 
 def launch(agent: Agent, release: Packed, run: str, **act: Any) -> dict[str, Any]:
     arguments = job(release, python=PYTHON, **act)
-    return agent.call("launch", run=run, reason="test", policy={"grace_s": 20}, **arguments).result
+    return agent.call("launch", run=run, reason="test", policy={"grace_s": 60}, **arguments).result
 
 
 def show(rig: Rig, unit: str, name: str) -> str:
@@ -49,7 +49,7 @@ def test_the_unit_of_a_run_lives_as_long_as_the_run(rig: Rig, inside: Agent, rel
     assert show(rig, started["unit"], "KillMode") == "mixed"
     group = rig.exec_in_container(["cat", f"/proc/{started['pid']}/cgroup"]).stdout
     assert "dflash-ops-unit-a.service" in group
-    assert inside.call("stop", run="unit-a", grace_s=20).result["state"] == "STOPPED"
+    assert inside.call("stop", run="unit-a", grace_s=60).result["state"] == "STOPPED"
     # a finished transient unit looks like one that never was, and exit.json is the truth
     eventually(lambda: show(rig, started["unit"], "LoadState") == "not-found")
 
@@ -80,7 +80,7 @@ def test_a_killed_supervisor_takes_the_unit_along_and_stop_forgets_it(rig: Rig, 
 
 
 def test_a_restart_is_a_unit_of_its_own(rig: Rig, inside: Agent, release: Packed) -> None:
-    policy = {"grace_s": 20, "restarts": 1, "restart_backoff_s": 0}
+    policy = {"grace_s": 60, "restarts": 1, "restart_backoff_s": 0}
     arguments = job(release, python=PYTHON, crashes=1, forever=True)
     inside.call("launch", run="unit-d", reason="test", policy=policy, **arguments)
     status = inside.call("wait", run="unit-d").result
@@ -91,4 +91,4 @@ def test_a_restart_is_a_unit_of_its_own(rig: Rig, inside: Agent, release: Packed
     started = inside.call("status", run=child).result
     assert started["unit"] == f"dflash-ops-{child}"
     assert show(rig, started["unit"], "ActiveState") == "active"
-    assert inside.call("stop", run="unit-d", grace_s=20).result["state"] == "STOPPED"
+    assert inside.call("stop", run="unit-d", grace_s=60).result["state"] == "STOPPED"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.client import Agent, Packed, alive, eventually, job
+from tests.agent.client import PATIENCE_S, Agent, Packed, alive, eventually, job
 
 STEP = '{"kind": "step", "step": 7, "loss": 1.5}\n'
 
@@ -25,7 +25,7 @@ def events(work: Path) -> list[str]:
 
 
 def test_a_hang_is_ended_with_stacks_though_it_prints(agent: Agent, work: Path, staged: Packed) -> None:
-    launch(agent, staged, {"grace_s": 20, "stall_s": 1}, records=[STEP], forever=True)
+    launch(agent, staged, {"grace_s": 60, "stall_s": 1}, records=[STEP], forever=True)
     reply = agent.call("follow", run="one", wait=True)
     status = reply.result
     assert (status["state"], status["exit"]["code"], status["exit"]["forced"]) == ("FAILED", 20, False)
@@ -50,7 +50,7 @@ def test_a_loss_that_is_none_ends_the_run_and_no_checkpoint_is_made_of_it(
     agent: Agent, work: Path, staged: Packed
 ) -> None:
     bad = '{"kind": "step", "step": 8, "loss": NaN, "workers": [{"worker": 0, "samples": [4, 8]}]}\n'
-    launch(agent, staged, {"grace_s": 20}, records=[STEP, bad], forever=True)
+    launch(agent, staged, {"grace_s": 60}, records=[STEP, bad], forever=True)
     reply = agent.call("follow", run="one", wait=True)
     status = reply.result
     assert (status["state"], status["exit"]["signal"]) == ("FAILED", int(signal.SIGKILL))
@@ -71,7 +71,7 @@ def test_a_loss_that_is_none_in_the_last_step_is_no_success(agent: Agent, staged
 def test_a_stop_that_was_asked_for_is_no_stall(agent: Agent, staged: Packed) -> None:
     launch(agent, staged, {"stall_s": 600}, records=[STEP], forever=True)
     eventually(lambda: "ready" in agent.call("follow", run="one").log)
-    status = agent.call("stop", run="one", grace_s=20).result
+    status = agent.call("stop", run="one", grace_s=60).result
     assert (status["state"], status["exit"]["reason"]) == ("STOPPED", None)
 
 
@@ -145,9 +145,11 @@ def test_a_wall_clock_that_jumps_neither_stalls_nor_ends_a_run(
     folder = folder_of_another(agent, work, staged, {"forever": True} if asked else {"steps": 20, "pause": 0.05})
     supervisor = subprocess.Popen([sys.executable, "-c", JUMPING, str(folder)], cwd=Path(__file__).parents[2])
     if asked:
+        # a launch waits for this too
+        eventually((folder / "state.json").exists)
         eventually(lambda: "ready" in "".join(path.read_text() for path in (folder / "log").glob("*.log")))
         assert agent.call("stop", run="two", grace_s=60).result["state"] == "STOPPED"
-    assert supervisor.wait(timeout=60) == 0
+    assert supervisor.wait(timeout=PATIENCE_S) == 0
     ended = json.loads((folder / "exit.json").read_text())
     expected = ("STOPPED", 20) if asked else ("SUCCEEDED", 0)
     assert (ended["state"], ended["code"], ended["reason"], ended["forced"]) == (*expected, None, False)

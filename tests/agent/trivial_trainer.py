@@ -25,7 +25,8 @@ def write(name, value):
 
 
 def say(text):
-    print(text, flush=True)
+    # no buffer, which a signal handler must not enter while it is in use
+    os.write(1, f"{text}\n".encode())
 
 
 def say_forever():
@@ -47,11 +48,26 @@ def checkpoint(step):
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
+def stop(*_):
+    checkpoint(1)
+    say("the last line")
+    write("result.json", {"outcome": "stopped"})
+    os._exit(20)
+
+
 def leave_grandchild(seconds):
     # its own session: no signal to the job's group reaches it
     code = f"import time\nfor i in range({seconds * 50}):\n    print('grandchild', flush=True); time.sleep(0.02)"
     return subprocess.Popen([sys.executable, "-c", code], start_new_session=True).pid
 
+
+# before anything by which somebody could tell that it runs
+if act.get("hang") or "records" in act:
+    signal.signal(signal.SIGUSR1, lambda *_: say("stack of every thread"))
+if verb == "run" and act.get("stubborn"):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if verb == "run" and act.get("forever"):
+    signal.signal(signal.SIGTERM, stop)
 
 say(f"stdin {len(sys.stdin.read())} bytes")
 say(f"{verb} of {settings['run']} in {Path.cwd()}")
@@ -65,6 +81,11 @@ if "tell" in act:
         sys.stdout.flush()
 if act.get("grandchild"):
     say(f"grandchild is {leave_grandchild(60)}")
+
+if act.get("hold"):
+    say("holding")
+    while not Path(act["hold"]).exists():
+        time.sleep(0.02)
 
 if verb == "check":
     if act.get("crash"):
@@ -98,7 +119,6 @@ if verb == "tune":
     sys.exit(act.get("exit", 0))
 if verb == "canary":
     if act.get("hang"):
-        signal.signal(signal.SIGUSR1, lambda *_: say("stack of every thread"))
         say_forever()
     if act.get("edit"):
         edited = Path(act["edit"])
@@ -118,10 +138,6 @@ if verb == "run":
         Path(act["mark"]).touch()
     if "crashes" in act:
         say(f"from {settings['training'].get('resume_from')}")
-    if act.get("hold"):
-        say("holding")
-        while not Path(act["hold"]).exists():
-            time.sleep(0.02)
     counter = Path(settings["cache"]) / "crashes"
     crashes = int(counter.read_text()) if counter.exists() else 0
     if crashes < act.get("crashes", 0):
@@ -131,26 +147,13 @@ if verb == "run":
         sys.exit(act.get("code", 1))
     if "records" in act:
         # a library, or a trainer that is hung, may print for ever; only records are steps
-        signal.signal(signal.SIGUSR1, lambda *_: say("stack of every thread"))
         with (out / "metrics.ndjson").open("a") as metrics:
             metrics.writelines(act["records"])
     if "eat" in act:
         hoard = []
         while len(hoard) < act["eat"]:
             hoard.append(bytearray(os.urandom(1024)) * 1024)
-    if act.get("stubborn"):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        say("ready")
-        say_forever()
-    if act.get("forever"):
-
-        def stop(*_):
-            checkpoint(1)
-            say("the last line")
-            write("result.json", {"outcome": "stopped"})
-            os._exit(20)
-
-        signal.signal(signal.SIGTERM, stop)
+    if act.get("stubborn") or act.get("forever"):
         say("ready")
         say_forever()
     with (out / "metrics.ndjson").open("a") as metrics:

@@ -152,7 +152,7 @@ def test_push_leaves_nothing_on_the_node(desk: Desk, rig: Rig, tmp_path: Path) -
 
 def test_a_container_that_stops_during_a_canary_is_inconclusive(desk: Desk, rig: Rig, tmp_path: Path) -> None:
     desk.write_host("box", pct_host(rig, workdir=f"/var/lib/{tmp_path.name}"))
-    desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 100})
+    desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 600})
     with desk.started("deploy", "--playbook", "hanging") as process:
         process.until_event("canary")
         rig.stop_container()
@@ -170,7 +170,7 @@ def test_a_container_that_stops_during_a_canary_is_inconclusive(desk: Desk, rig:
 
 def test_a_container_that_stops_during_a_run_loses_it_honestly(desk: Desk, rig: Rig, tmp_path: Path) -> None:
     desk.write_host("box", pct_host(rig, workdir=f"/var/lib/{tmp_path.name}"))
-    desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 500})
+    desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 5000})
     started = desk.deploy("--detach", playbook="slow")
     assert started.code == 0, started.out
     rig.stop_container()

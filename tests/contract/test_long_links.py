@@ -19,7 +19,7 @@ from tests.rig.rig import Rig
 pytestmark = pytest.mark.rig
 
 RTT_MS = 60
-BEAT_S = 1.5
+BEAT_S = 2.0
 """Long enough for a busy machine, short enough to wait for three."""
 
 
@@ -71,7 +71,7 @@ def test_a_link_that_swallows_everything_is_noticed_at_both_ends(
     with pytest.raises(TransportError) as silence:
         conversation.request("runs")
     assert silence.value.lost
-    assert "no sign of life from the agent for 4.5 s" in silence.value.what
+    assert f"no sign of life from the agent for {3 * BEAT_S:g} s" in silence.value.what
     # and the agent, which hears nothing either, has let go of the host
     eventually(lambda: not locked())
     conversation.close()
@@ -83,6 +83,6 @@ def test_a_command_that_cannot_be_run_is_told(rig: Rig, tmp_path: Path, link: Li
     way = way_over(link, rig, tmp_path, ssh_host(rig, tmp_path / "work"))
     channel = way.open(["/no/such/program"])
     assert channel.read(100) == b""
-    assert channel.wait(30) == 127
+    assert channel.wait(120) == 127
     assert "No such file" in channel.stderr()
     way.close()

@@ -160,7 +160,7 @@ def test_our_commands_leave_standard_input_alone(desk: Desk) -> None:
 
 def test_what_survives_a_killed_pct_does_not_survive_us(desk: Desk, rig: Rig) -> None:
     """pct's children in the container outlive it: a canary must not."""
-    desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 200})
+    desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 600})
     with desk.started("deploy", "--playbook", "hanging") as process:
         process.until_event("canary")
         jobs = ["pgrep", "-f", "tiny_trainer canary"]

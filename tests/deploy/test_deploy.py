@@ -130,7 +130,7 @@ def test_another_content_of_the_target_voids_the_verdict(desk: Desk) -> None:
 
 
 def test_a_canary_whose_agent_was_killed_does_not_live_on(desk: Desk) -> None:
-    desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 200})
+    desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 6000})
     work = desk.folder / "work"
     with desk.started("deploy", "--playbook", "hanging") as process:
         process.until_event("canary")
@@ -170,7 +170,7 @@ def test_canary_again_runs_again(desk: Desk) -> None:
     ],
 )
 def test_a_bad_trainer_launches_nothing(desk: Desk, fault: str, code: int, words: str) -> None:
-    desk.write_playbook(faults=(fault,), workload={"canary_timeout_s": 5})
+    desk.write_playbook(faults=(fault,), workload={"canary_timeout_s": 5} if fault == "worker-hangs" else {})
     done = desk.deploy()
     assert done.code == code, done.out + done.err
     assert done.result["exit"] == code
@@ -258,7 +258,7 @@ def test_dry_run_touches_nothing(desk: Desk) -> None:
 
 
 def test_a_second_deploy_is_refused_with_the_name_of_the_living_run(desk: Desk) -> None:
-    desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 500})
+    desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 5000})
     first = desk.deploy("--detach", playbook="slow")
     assert first.code == 0, first.out + first.err
     run = first.result["run"]
@@ -270,7 +270,7 @@ def test_a_second_deploy_is_refused_with_the_name_of_the_living_run(desk: Desk) 
     stopped = desk.run("stop")
     assert stopped.code == 0, stopped.out
     # the playbook's run.grace_s
-    assert ", 20 s to write it" in stopped.named("phase")[0]["what"]
+    assert ", 60 s to write it" in stopped.named("phase")[0]["what"]
     assert stopped.result["state"] == "STOPPED"
     assert stopped.result["remaining"] == []
     assert processes_of(run) == []
@@ -291,7 +291,7 @@ def test_a_second_deploy_is_refused_with_the_name_of_the_living_run(desk: Desk) 
 
 
 def test_stop_of_a_job_that_does_not_listen(desk: Desk) -> None:
-    desk.write_playbook("deaf", faults=("ignores-sigterm", "slow-steps"), training={"steps": 500})
+    desk.write_playbook("deaf", faults=("ignores-sigterm", "slow-steps"), training={"steps": 5000})
     run = desk.deploy("--detach", playbook="deaf").result["run"]
     stopped = desk.run("stop", "--grace", "1")
     assert stopped.code == 0
@@ -300,7 +300,7 @@ def test_stop_of_a_job_that_does_not_listen(desk: Desk) -> None:
 
 
 def test_stop_takes_grandchildren_along(desk: Desk) -> None:
-    desk.write_playbook("family", faults=("leaves-grandchild", "slow-steps"), training={"steps": 500})
+    desk.write_playbook("family", faults=("leaves-grandchild", "slow-steps"), training={"steps": 5000})
     run = desk.deploy("--detach", playbook="family").result["run"]
     eventually(lambda: len(processes_of(run)) > 1)
     assert desk.run("stop").result["remaining"] == []
@@ -308,7 +308,7 @@ def test_stop_takes_grandchildren_along(desk: Desk) -> None:
 
 
 def test_a_deploy_in_progress_holds_the_host(desk: Desk) -> None:
-    desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 60})
+    desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 600})
     with desk.started("deploy", "--playbook", "hanging") as first:
         first.until_event("canary")
         second = desk.deploy()
@@ -320,7 +320,7 @@ def test_a_deploy_in_progress_holds_the_host(desk: Desk) -> None:
 
 
 def test_interrupting_a_canary_leaves_no_verdict(desk: Desk) -> None:
-    desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 60})
+    desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 600})
     with desk.started("deploy", "--playbook", "hanging") as process:
         process.until_event("canary")
         process.kill(signal.SIGINT)

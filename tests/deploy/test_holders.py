@@ -7,7 +7,7 @@ from tests.deploy.test_deploy import jobs_of
 
 
 def test_a_deploy_at_its_canary_is_seen_and_can_be_ended(desk: Desk) -> None:
-    desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 200})
+    desk.write_playbook("hanging", faults=("worker-hangs",), workload={"canary_timeout_s": 600})
     work = desk.folder / "work"
     with desk.started("deploy", "--playbook", "hanging") as deploying:
         deploying.until_event("canary")

@@ -10,6 +10,7 @@ from typing import Any
 
 from dflash_ops.agent.files import digest_of, remove_tree
 from dflash_ops.agent.processes import Mark
+from tests.agent.client import alive
 from tests.commands import Desk, eventually
 
 UNPROVEN = ("--skip-canary", "--reason", "resuming is tested here")
@@ -36,6 +37,8 @@ def reboot(desk: Desk, run: str) -> None:
     state = json.loads((host_folder(desk, run) / "state.json").read_text())
     for process in (state["supervisor"], state["job"]):
         os.kill(process["pid"], signal.SIGKILL)
+    # it may be about to write its state
+    eventually(lambda: not alive(state["supervisor"]["pid"]))
     assert Mark.of_run(work, run).kill(patience_s=120) == []
     edit(host_folder(desk, run) / "state.json", boot_id="the boot before")
     for path in (work / "verdicts").glob("*.json"):

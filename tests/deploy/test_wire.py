@@ -22,7 +22,7 @@ from dflash_ops.transport import Conversation
 from tests.commands import Desk, eventually
 from tests.deploy.turns import CountingChannel, CountingTransport
 
-BEAT_S = 1.5
+BEAT_S = 2.0
 """Long enough for a busy machine, short enough to wait for three."""
 DATA_HEAD = len(encode_data(0, b""))
 

@@ -9,7 +9,7 @@ from tests.faults.cases import Case, Fault, Scenario, draw
 from tests.faults.invariants import after_all, after_fault
 from tests.faults.sites import BEAT_S, TRAINING, Ground, Site
 from tests.faults.strikes import struck
-from tests.faults.typist import Command, Stuck, wait_until
+from tests.typist import Command, Stuck, wait_until
 
 LONG_STEPS = {Scenario.FOLLOW: 20, Scenario.STOP: 400}
 SHORT_STEPS = 4
@@ -60,7 +60,7 @@ def _play(site: Site, case: Case) -> None:
     words, run = _scene(site, case)
     with struck(case, site) as strike:
         strike.prepare()
-        beat = None if case.fault is Fault.DELAY else BEAT_S
+        beat = None if case.fault in (Fault.DELAY, Fault.CLOCK) else BEAT_S
         command = site.type(*words, shaky=True, beat=beat)
         reached = strike.wait_and_strike(command)
         command.wait()

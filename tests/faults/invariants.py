@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.faults.cases import TYPED, Case, Fault, Scenario
 from tests.faults.sites import Site, read_json
-from tests.faults.typist import Command, wait_until
+from tests.typist import Command, wait_until
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 STATES = ("RUNNING", "SUCCEEDED", "FAILED", "STOPPED", "OOM", "LOST")
@@ -164,7 +164,7 @@ def _no_lock_left(site: Site, case: Case) -> Iterator[str]:
         return age > BEATS * float(str(owner["beat_s"]))
 
     try:
-        wait_until(free, "the lock is let go", 60)
+        wait_until(free, "the lock is let go")
     except AssertionError:
         yield f"the lock is still held: {read_json(site.view('lock/owner.json'))}"
 
@@ -188,7 +188,7 @@ def after_all(site: Site, states: dict[str, str]) -> Iterator[str]:
 
 def _no_agent_left(site: Site) -> Iterator[str]:
     try:
-        wait_until(lambda: not site.agents(), "agents end", 60)
+        wait_until(lambda: not site.agents(), "agents end")
     except AssertionError:
         yield f"agents are left: {site.agents()}"
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from tests.commands import Desk
 from tests.faults.link import Link
-from tests.faults.typist import Command, Typist, wait_until
 from tests.rig.rig import Rig
+from tests.typist import Command, Typist, wait_until
 
 WAYS = ("local", "ssh", "pct-stream", "pct-push")
-BEAT_S = 0.5
-"""Of the commands that meet a fault. A dead link is noticed after three."""
+BEAT_S = 2.0
+"""Of the commands that meet a fault. A dead link is noticed after three, and a machine that is busy is none."""
 TMPFS_BYTES = 4 << 30
 TRAINING = {"steps": 8, "checkpoint_every": 3}
 
@@ -244,7 +244,7 @@ class Site:
                 os.kill(pid, 9)
             except ProcessLookupError:
                 continue
-        wait_until(lambda: not self.living_runs(), f"processes of {self.workdir} die", 30)
+        wait_until(lambda: not self.living_runs(), f"processes of {self.workdir} die")
         self.shell(f"chmod -R u+rwX {self.parent} && rm -rf {self.parent}")
 
     def said(self) -> str:

@@ -13,7 +13,7 @@ from tests.faults import clock
 from tests.faults.cases import FILE, LINK, TYPED, Case, Fault, Place
 from tests.faults.link import Harm
 from tests.faults.sites import Site
-from tests.faults.typist import LOOK_S, Command
+from tests.typist import LOOK_S, Command
 
 HARM = {Fault.CUT: Harm.CUT, Fault.STALL: Harm.STALL, Fault.DELAY: Harm.DELAY}
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.faults.cases import FILE, Case, Fault, Place, Scenario
+from tests.faults.clock import FILE as CLOCK
 from tests.faults.harness import Broken, NotReached, run_case
 from tests.faults.link import Direction
 from tests.faults.sites import Ground
-from tests.faults.typist import ROOT, Typist
+from tests.typist import ROOT, Typist
 
 PLANTED = Path(__file__).with_name("planted")
 TRIES = 4
@@ -61,7 +62,7 @@ def test_a_planted_bug_is_found(tmp_path: Path, bug: str, case: Case, found: str
         (tmp_path / "dflash_ops" / "_bundled" / bundled).symlink_to(ROOT / bundled)
     folder = tmp_path / "faults"
     folder.mkdir()
-    with Typist(tmp_path) as typist:
+    with Typist(tmp_path, clock=CLOCK) as typist:
         ground = Ground(folder, typist, _no_rig)
         problems = _problems(ground, case)
     assert any(re.search(found, problem) for problem in problems), problems

@@ -16,8 +16,8 @@ from tests.rig import container, requirements
 from tests.rig.state import State
 
 SYSTEMD_UP = {"running", "degraded"}
-START_S = 60
-PUSH_S = 30
+START_S = 240
+PUSH_S = 120
 """No push of a test takes longer."""
 UNSHARE = ["unshare", "--mount", "--propagation=slave", "--pid", "--mount-proc", "--fork", "--kill-child"]
 # The environment that sshd gives root, for what tests run on the node without ssh.

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.rig
 
 def over_ssh(rig: Rig, command: str, *options: str, host: str = Rig.node) -> subprocess.CompletedProcess[str]:
     argv = rig.ssh_argv(command, host=host)
-    return subprocess.run([argv[0], *options, *argv[1:]], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run([argv[0], *options, *argv[1:]], capture_output=True, text=True, check=False, timeout=240)
 
 
 def test_a_systemd_unit_in_the_container_gives_its_exit_status_through_ssh_and_pct(rig: Rig) -> None:
@@ -63,7 +63,7 @@ def test_sshd_refuses_an_unknown_key(rig: Rig, tmp_path: Path) -> None:
     config = tmp_path / "ssh_config"
     config.write_text(rig.ssh_config.read_text().replace(str(rig.identity), str(stranger)))
     refused = subprocess.run(
-        ["ssh", "-F", str(config), rig.node, "true"], capture_output=True, text=True, check=False, timeout=60
+        ["ssh", "-F", str(config), rig.node, "true"], capture_output=True, text=True, check=False, timeout=240
     )
     assert refused.returncode == 255
     assert "Permission denied (publickey)" in refused.stderr
@@ -140,7 +140,7 @@ def test_a_second_rig_from_a_hidden_venv_whose_owner_is_killed_leaves_nothing(ri
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=240,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     folder, prefix, *_, error = killed.stdout.splitlines()
@@ -150,7 +150,7 @@ def test_a_second_rig_from_a_hidden_venv_whose_owner_is_killed_leaves_nothing(ri
 
     # Its processes end by themselves; its folder goes with the next rig that starts.
     name = Path(folder).name
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while left := processes_of(name):
         assert time.monotonic() < deadline, left
         time.sleep(0.05)

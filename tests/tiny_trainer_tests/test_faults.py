@@ -84,7 +84,7 @@ def test_a_wrong_gradient_does_not_stop_a_run(tmp_path: Path) -> None:
 
 
 def test_a_hang_ends_in_fail_with_every_stack(tmp_path: Path) -> None:
-    ended = broken("worker-hangs", tmp_path).canary(canary_timeout_s=2)
+    ended = broken("worker-hangs", tmp_path).canary(canary_timeout_s=5)
     assert ended.code == 6
     assert failed(ended) == [("watchdog", None)]
     assert "compute" in ended.errors and ended.errors.count("most recent call first") >= 3

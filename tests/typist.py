@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.commands import Ended, Json
-from tests.faults.clock import FILE
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PATIENCE_S = 240.0
 LOOK_S = 0.01
 
@@ -27,11 +26,11 @@ class Stuck(AssertionError):
     """Something that must end did not."""
 
 
-def wait_until(ready: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + patience_s
+def wait_until(ready: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while not ready():
         if time.monotonic() > deadline:
-            raise Stuck(f"not within {patience_s:g} s: {what}")
+            raise Stuck(f"not within {PATIENCE_S:g} s: {what}")
         time.sleep(LOOK_S)
 
 
@@ -68,9 +67,9 @@ class Command:
         self.wait()
         return Ended(self.code, self.out.read_text(), self.err.read_text())
 
-    def wait(self, patience_s: float = PATIENCE_S) -> None:
-        if not self.over.wait(patience_s):
-            raise Stuck(f"{' '.join(self.words)} did not end within {patience_s:g} s: {self.events[-3:]}")
+    def wait(self) -> None:
+        if not self.over.wait(PATIENCE_S):
+            raise Stuck(f"{' '.join(self.words)} did not end within {PATIENCE_S:g} s: {self.events[-3:]}")
 
     def kill(self) -> bool:
         """SIGKILL; False when it had ended already."""
@@ -82,12 +81,13 @@ class Command:
 
 
 class Typist:
-    """Use as a context manager. `package` is the folder that holds `dflash_ops`."""
+    """Use as a context manager. `package` is the folder that holds `dflash_ops`; `clock`: the file through which its
+    agents read the time."""
 
-    def __init__(self, package: Path = ROOT) -> None:
+    def __init__(self, package: Path = ROOT, *, clock: str | None = None) -> None:
         path = os.pathsep.join(dict.fromkeys((str(package), str(ROOT))))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.typist_process", FILE],
+            [sys.executable, "-m", "tests.typist_process", *([clock] if clock else [])],
             cwd=ROOT if package == ROOT else package,
             env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
             stdin=subprocess.PIPE,
@@ -101,9 +101,13 @@ class Typist:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends what still runs."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(PATIENCE_S)
 
     def type(
         self, words: list[str], *, cwd: Path, environment: dict[str, str], output: Path, beat: float | None

@@ -1,13 +1,13 @@
 """Types commands of dflash-ops fast: a process that has imported everything once and forks for each command.
 
-    python -m tests.faults.typist_process CLOCK
+    python -m tests.typist_process [CLOCK]
 
 Reads one JSON object a line: `{"id", "words", "cwd", "environment", "out", "err", "beat"}`; says `{"id", "pid"}` when
 the command has begun and `{"id", "code"}` when it has ended (negative: killed by that signal). The command is a process
 of its own, as it is for a person; what is not as for a person is said here, and nowhere in dflash_ops:
 
-* a heartbeat of `beat` seconds and short pauses before another try, so that a dead link is noticed soon;
-* the agent that it sends reads Unix time through CLOCK (see `clock.py`).
+* where `beat` is given, heartbeats of so many seconds and short pauses before another try: a dead link is noticed soon;
+* with CLOCK, the agent that it sends reads Unix time through that file (see `faults/clock.py`).
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ def report_the_dead(running: dict[int, int]) -> None:
             say(id=running.pop(pid), code=os.waitstatus_to_exitcode(status))
 
 
-def serve(clock: str) -> None:
-    agent_reads_time_from(clock, bundle)
+def serve(clock: str | None) -> None:
+    if clock is not None:
+        agent_reads_time_from(clock, bundle)
     bundle.agent_bundle()
     reading, writing = os.pipe()
     for end in (reading, writing):
@@ -113,4 +114,4 @@ def serve(clock: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1] if len(sys.argv) > 1 else None)
