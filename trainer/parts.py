@@ -175,7 +175,9 @@ def _start(
     if resume.state["order"] != wanted:
         log.warning("seed or rows are not the checkpoint's: the order of rows begins anew, resuming is not exact")
         position = 0
-    return Start(step, {name: each.to(dtype) for name, each in weights.items()}, resume.tensors, position)
+    # a run stopped before its first step had no optimiser yet
+    state = resume.tensors if step > 0 else None
+    return Start(step, {name: each.to(dtype) for name, each in weights.items()}, state, position)
 
 
 def order_facts(seed: int, data: TrainingData) -> dict[str, Any]:

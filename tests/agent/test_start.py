@@ -76,7 +76,7 @@ def test_a_work_directory_in_which_a_file_is_in_the_way_is_refused(work: Path) -
 def test_all_folders_are_there_once_it_has_spoken(work: Path) -> None:
     with Agent(work):
         there = {path.name for path in work.iterdir() if path.is_dir()}
-    assert there == {"agent", "releases", "runs", "canary", "verdicts", "cache"}
+    assert there == {"agent", "releases", "runs", "canary", "verdicts", "cache", "envs"}
 
 
 def test_facts_are_of_this_host(agent: Agent, work: Path) -> None:

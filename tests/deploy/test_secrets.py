@@ -14,11 +14,11 @@ from tests.commands import Desk
 SECRET = "hf_0123456789abcdef"
 TELLING = """--- a/tiny_trainer/__main__.py
 +++ b/tiny_trainer/__main__.py
-@@ -23,2 +23,3 @@
+@@ -21,2 +21,3 @@
  from .stacks import print_on_signal
 +print(f"the token is {__import__('os').environ['TOKEN']}", flush=True)
- from .target import load_target
-@@ -38,2 +39,3 @@
+ from .stopping import stopped_by_term
+@@ -39,2 +40,3 @@
  def _run(settings: Settings, out: Path) -> int:
 +    raise RuntimeError(f"refused by https://hub/?token={__import__('os').environ['TOKEN']}")
      stop = threading.Event()

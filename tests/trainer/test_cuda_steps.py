@@ -237,7 +237,7 @@ def test_the_block_mask_is_made_inside_a_graph() -> None:
     limits = torch.randint(0, 301, (2, 40), generator=torch.Generator().manual_seed(1)).to(GPU)
 
     def work(_index: int, graph: Any) -> Any:
-        replayed, masks = graph
+        replayed, masks, _made_of = graph
         for seed in (2, 3):
             limits.copy_(torch.randint(0, 301, (2, 40), generator=torch.Generator().manual_seed(seed)))
             replayed.replay()
@@ -252,7 +252,8 @@ def test_the_block_mask_is_made_inside_a_graph() -> None:
         stream = torch.cuda.current_stream(GPU)
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             masks = flex(limits)
-        return graph, masks
+        # the graph reads what `flex` holds
+        return graph, masks, flex
 
     on_the_gpu(1, make, work)
 
@@ -376,8 +377,7 @@ CAPTURE = """
     from dataclasses import replace
     import torch
     from torch import nn
-    from trainer.collector import keep_from_collector, paused_collector
-from trainer.compile import STRATEGIES, CaptureError, Prepared, StepDefinition, StepPlan, compiled_step, own_device
+    from trainer.compile import STRATEGIES, CaptureError, Prepared, StepDefinition, StepPlan, compiled_step, own_device
     from trainer.optimizer import MasterAdamW
 
     gpu = torch.device("cuda:0")

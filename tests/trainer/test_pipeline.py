@@ -88,8 +88,8 @@ def test_what_a_run_writes(out: Path, make_settings: Any, prepared_folder: Path)
     run(settings, out)
     kinds = [(each["kind"], each["step"]) for each in metrics(out)]
     assert kinds == [
-        ("evaluation", 0), ("step", 1), ("step", 2), ("checkpoint", 2), ("step", 3), ("step", 4), ("checkpoint", 4),
-        ("evaluation", 4),
+        ("strategy", 0), ("evaluation", 0), ("step", 1), ("step", 2), ("checkpoint", 2), ("step", 3), ("step", 4),
+        ("checkpoint", 4), ("evaluation", 4),
     ]  # fmt: skip
     assert {each["v"] for each in metrics(out)} == {1}
     assert sorted(each.name for each in (out / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
