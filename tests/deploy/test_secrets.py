@@ -44,7 +44,7 @@ def test_a_secret_is_in_nothing_that_is_shown_or_kept(telling: Desk) -> None:
     done = telling.deploy("--debug")
     assert done.code == 8, done.out
     assert "the token is ***" in done.log
-    assert "RuntimeError: refused by https://hub/?token=***" in done.error["evidence"]
+    assert "RuntimeError: refused by https://hub/?token=***" in done.log
     (said,) = [one["what"] for one in done.named("diagnosis") if "the trainer gets" in one["what"]]
     assert said == "the trainer gets NCCL_DEBUG=INFO, TOKEN (secret)"
     assert "- variables: NCCL_DEBUG=INFO, TOKEN (secret)" in (Path(done.result["folder"]) / "report.md").read_text()
