@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import importlib
 import logging
 import os
 import sys
@@ -91,6 +92,9 @@ def _verb(arguments: argparse.Namespace, term: Term) -> int:
             _write_refusal(out, unread)
         raise
     _environment(settings.cache.absolute())
+    if arguments.verb in ("canary", "tune", "run") and settings.workload.strategy != "eager":
+        # its compile processes take seconds to start: meanwhile the rest is imported
+        importlib.import_module("torch._inductor.async_compile")
     if arguments.verb == "check":
         from trainer.check import check
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePath
 
 
 class TrainerError(Exception):
@@ -31,10 +33,27 @@ class WorkerFailed(TrainerError):  # noqa: N818 -- reads as the fact it reports
     """A worker raised; `worker` is its name and `__cause__` its exception."""
 
     def __init__(self, worker: str, cause: BaseException, trace: str) -> None:
-        super().__init__(f"{worker} failed: {type(cause).__name__}: {cause}")
+        super().__init__(f"{worker} failed: {headline(cause)}")
         self.worker = worker
         self.trace = trace
         self.__cause__ = cause
+
+
+def headline(error: BaseException) -> str:
+    """One line: type and first line of its text; of an error without a text, where it was raised."""
+    words = str(error).strip().splitlines()
+    if words:
+        return f"{type(error).__name__}: {words[0]}"
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {PurePath(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name}" if frames else ""
+    return f"{type(error).__name__}{where}"
+
+
+def told_whole(error: BaseException) -> str:
+    """Its traceback, and its headline as the last line, which is what a summary shows."""
+    failure = error.trace if isinstance(error, WorkerFailed) else "".join(traceback.format_exception(error))
+    cause = error.__cause__ if isinstance(error, WorkerFailed) else error
+    return f"{failure.strip()}\n{headline(cause or error)}"
 
 
 class Diverged(TrainerError):  # noqa: N818

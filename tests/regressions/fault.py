@@ -27,7 +27,8 @@ class Check:
     """A check of the canary that fails, or (`inconclusive`) finds that nothing would be proved, or only `warns`.
 
     `says` is part of its summary. `alone`: every other check that the canary came to passes. `races`: checks that may
-    say it instead, where it hangs on timing which is first.
+    say it instead, where it hangs on timing which is first. `dies`: or a signal ends the process before it wrote any
+    evidence, which stops a deploy as well.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Check:
     inconclusive: bool = False
     warns: bool = False
     races: tuple[str, ...] = ()
+    dies: bool = False
 
     @property
     def outcome(self) -> str:

@@ -35,15 +35,14 @@ _COMPILE = (
         what="trees on, and the C-level TLS stash in each worker, the first fix that failed",
         lost="every worker, at its first capture",
         rule=Rule("private-tls-stash", "private thread-local stash"),
-        cuda=Check("worker", "", alone=False),
+        cuda=Check("worker", "", alone=False, dies=True),
         workload=_RO,
     ),
     Fault(
         "trees-filled-by-hand",
         what="trees on, their Python-level state filled in each worker, workers one by one: the second fix that failed",
-        lost="every worker, in its first backward",
+        lost="every worker, in its first backward, where autograd has threads of its own (ours keep it in the worker)",
         rule=Rule("private-tls-stash", "thread-local state by hand"),
-        cuda=Check("worker", "", alone=False),
         workload=_RO,
     ),
     Fault(
@@ -183,7 +182,7 @@ _COMPILE = (
         "one-pool-for-all",
         what="the graphs of all workers share one memory pool",
         lost="the numbers: one worker's graph writes over another's",
-        cuda=Check("graph_pools", "private pools of graphs for", alone=False),
+        cuda=Check("graph_pools", "private pools of graphs for"),
         workload=_WHOLE,
     ),
     Fault(

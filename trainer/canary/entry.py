@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from pathlib import Path
 
 from trainer.canary.controls import run_controls
@@ -11,7 +9,7 @@ from trainer.canary.definition import judge_definition
 from trainer.canary.evidence import Check, Evidence, Outcome
 from trainer.canary.gate import GateRecord, run_gate
 from trainer.canary.health import judge_health
-from trainer.canary.leftover import Leftover
+from trainer.canary.leftover import Leftover, give_back
 from trainer.canary.out_of_memory import explained
 from trainer.canary.rehearsal import rehearse, save_and_load
 from trainer.canary.rows import judge_rows
@@ -19,12 +17,10 @@ from trainer.canary.structure import judge_structure
 from trainer.canary.throughput import Throughput, judge_throughput
 from trainer.canary.watchdog import Watchdog, told_to
 from trainer.collector import paused_collector
-from trainer.errors import WorkerFailed
+from trainer.errors import WorkerFailed, told_whole
 from trainer.parts import Parts
 from trainer.settings import Settings
 from trainer.tune.table import choose
-
-log = logging.getLogger(__name__)
 
 
 def run_canary(settings: Settings, out: Path) -> int:
@@ -39,20 +35,24 @@ def run_canary(settings: Settings, out: Path) -> int:
     with paused_collector(), Watchdog("canary", settings.workload.canary_timeout_s, told_to(evidence)):
         left = Leftover()
         speed: Throughput | None = None
-        record = prove(settings, evidence)
-        left.follow(record.workers)
+        with evidence.timed("gate"):
+            record = prove(settings, evidence)
+        left.follow(record)
         if record.failure is None:
             save_and_load(record, out / "gate", evidence)
             parts = record.parts
             # its replicas make room for those that are timed
+            give_back(record.workers)
             del record
             if evidence.outcome is Outcome.PASS:
-                speed = _timed(parts, evidence)
+                with evidence.timed("throughput"):
+                    speed = _timed(parts, evidence)
                 left.allow(len(parts.placement.drafters))
             del parts
             evidence.add(left.check())
         if evidence.outcome is Outcome.PASS:
-            rehearse(settings, out / "rehearsal", evidence)
+            with evidence.timed("rehearsal"):
+                rehearse(settings, out / "rehearsal", evidence)
         if evidence.outcome is Outcome.PASS and speed is not None:
             speed.keep()
         return evidence.write(_passed(settings, evidence))
@@ -63,7 +63,7 @@ def _timed(parts: Parts, evidence: Evidence) -> Throughput | None:
     try:
         speed = judge_throughput(parts, evidence)
     except WorkerFailed as failed:
-        why = explained(failed, parts.settings) or failed.trace.strip()
+        why = explained(failed, parts.settings) or told_whole(failed)
         evidence.add(Check("throughput", None, Outcome.FAIL, why))
         return None
     judge_health([*parts.placement.drafters, *parts.placement.targets], evidence)
@@ -72,11 +72,9 @@ def _timed(parts: Parts, evidence: Evidence) -> Throughput | None:
 
 def prove(settings: Settings, evidence: Evidence) -> GateRecord:
     """The gate, its structure and its numbers. Raises `InputError`."""
-    started = time.monotonic()
     judge_definition(settings.workload.block_size, evidence)
     record = run_gate(settings)
     judge_rows(record.parts, evidence)
-    log.info("the gate took %.1f s", time.monotonic() - started)
     _failures(record, settings, evidence)
     judge_structure(record, evidence)
     for check in record.findings:
@@ -90,7 +88,7 @@ def prove(settings: Settings, evidence: Evidence) -> GateRecord:
 def _failures(record: GateRecord, settings: Settings, evidence: Evidence) -> None:
     if record.failure is not None:
         worker = int(record.failure.worker.rpartition("-")[2])
-        why = explained(record.failure, settings) or record.failure.trace.strip()
+        why = explained(record.failure, settings) or told_whole(record.failure)
         evidence.add(Check("worker", worker, Outcome.FAIL, why))
     for name in record.hung:
         summary = f"{name} did not end after another worker had failed"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -66,6 +67,7 @@ class Evidence:
         self._checks: list[Check] = []
         self._written: Outcome | None = None
         self._about = about
+        self._seconds: dict[str, float] = {}
 
     def add(self, check: Check) -> None:
         """Keep a finding, and say it in the log."""
@@ -73,6 +75,16 @@ class Evidence:
             self._checks.append(check)
         who = "" if check.worker is None else f" drafter {check.worker}"
         log.info("canary %s%s: %s: %s", check.id, who, check.outcome.value, check.summary)
+
+    @contextlib.contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """How long the block takes, in the log and as the figure `PART_seconds`."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[f"{part}_seconds"] = seconds = round(time.monotonic() - started, 3)
+            log.info("canary: the %s took %.1f s", part, seconds)
 
     @property
     def checks(self) -> list[Check]:
@@ -107,7 +119,7 @@ class Evidence:
                     "summary": summary,
                     "checks": [check.to_json() for check in checks],
                     **self._about,
-                    "figures": {"seconds": seconds},
+                    "figures": {"seconds": seconds, **self._seconds},
                 }
                 write_json(self._path, value)
                 self._written = outcome

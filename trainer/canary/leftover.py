@@ -1,4 +1,8 @@
-"""What the gate leaves behind: the rehearsal needs the room that the run will have."""
+"""What the gate leaves behind: the rehearsal needs the room that the run will have.
+
+Inductor's own CUDA graphs stay: they hold the weights that they read, and what they write to, in cycles, and the
+garbage collector is kept away from compiled code (`trainer.collector`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trainer.canary.evidence import Check, Outcome
+from trainer.canary.gate import GateRecord
 from trainer.canary.witness import WorkerRecord
 
 # cuBLAS keeps a workspace of up to 32 MiB for each thread and stream that used it, and a second one for its Lt part
@@ -22,12 +27,16 @@ class Leftover:
         self._before = _allocated()
         self._parameters: list[weakref.ref[Tensor]] = []
         self._threads = 0
+        self._kept: str | None = None
 
-    def follow(self, workers: Sequence[WorkerRecord]) -> None:
+    def follow(self, record: GateRecord) -> None:
         """Remember, without holding them, what must be gone afterwards."""
         # and this thread, and autograd's
-        self._threads = len(workers) + 2
-        for worker in workers:
+        self._threads = len(record.workers) + 2
+        strategy = record.parts.strategy
+        if strategy.replays_per_call and any(strategy.uses_graphs(each) for each in record.parts.placement.drafters):
+            self._kept = f"the graphs of strategy {strategy.name} stay, and what they write to, until the process ends"
+        for worker in record.workers:
             if worker.replica is not None:
                 self._parameters += [weakref.ref(each) for each in worker.replica.drafter.parameters()]
 
@@ -37,19 +46,32 @@ class Leftover:
 
     def check(self) -> Check:
         """`memory_back`. A warning: the run is not wrong by it, but its rehearsal has less room than the run."""
+        more = {index: now - self._before.get(index, 0) for index, now in _allocated().items()}
+        figures: dict[str, float] = {f"cuda_{index}_bytes": each for index, each in more.items()}
+        if self._kept is not None:
+            what = ", ".join(f"{each / 2**20:.0f} MiB on cuda:{index}" for index, each in more.items())
+            said = f"{self._kept}: the rehearsal has less room than the run by up to {what}"
+            return Check("memory_back", None, Outcome.NOT_CHECKED, said, figures)
         alive = sum(each() is not None for each in self._parameters)
-        figures: dict[str, float] = {"parameters": len(self._parameters), "alive": alive}
+        figures |= {"parameters": len(self._parameters), "alive": alive}
         if alive:
             what = f"{alive} of {len(self._parameters)} parameters of the gate's replicas are still held"
             return Check("memory_back", None, Outcome.WARN, what, figures)
         slack = self._threads * _SLACK_BYTES_A_THREAD
-        for index, now in _allocated().items():
-            more = now - self._before.get(index, 0)
-            figures[f"cuda_{index}_bytes"] = more
-            if more > slack:
-                what = f"cuda:{index}: {more} bytes more than before the gate, {slack} allowed"
+        for index, each in more.items():
+            if each > slack:
+                what = f"cuda:{index}: {each} bytes more than before the gate, {slack} allowed"
                 return Check("memory_back", None, Outcome.WARN, what, {**figures, "allowed_bytes": slack})
         return Check("memory_back", None, Outcome.PASS, "everything that the gate built is let go", figures)
+
+
+def give_back(workers: Sequence[WorkerRecord]) -> None:
+    """Free the GPU memory of replicas that nobody trains any more, whoever still holds them."""
+    for worker in workers:
+        replica = worker.trained
+        for tensor in (*replica.drafter.parameters(), *replica.optimizer.tensors(), *replica.step.gradients):
+            if tensor.is_cuda:
+                tensor.untyped_storage().resize_(0)
 
 
 def _allocated() -> dict[int, int]:

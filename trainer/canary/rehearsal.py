@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from trainer.canary.evidence import Check, Evidence, Outcome
 from trainer.canary.gate import GateRecord
 from trainer.canary.out_of_memory import explained
 from trainer.checkpoint import load_checkpoint, load_resume, save_checkpoint
-from trainer.errors import InputError, WorkerFailed
+from trainer.errors import InputError, WorkerFailed, told_whole
 from trainer.settings import Settings, Training
 from trainer.stopping import Term, TermAfter
 from trainer.train_dflash_pipeline import RunResult, run
@@ -51,14 +50,14 @@ def rehearse(settings: Settings, out: Path, evidence: Evidence) -> None:
             )
     except WorkerFailed as failed:
         # its traceback is in the log already
-        evidence.add(Check("rehearsal", None, Outcome.FAIL, explained(failed, settings) or failed.trace.strip()))
+        evidence.add(Check("rehearsal", None, Outcome.FAIL, explained(failed, settings) or told_whole(failed)))
         return
     except InputError:
         raise  # refused settings are not a verdict
     except Exception as error:
-        text = traceback.format_exc()
+        text = told_whole(error)
         print(text, file=sys.stderr, flush=True)
-        evidence.add(Check("rehearsal", None, Outcome.FAIL, explained(error, settings) or text.strip()))
+        evidence.add(Check("rehearsal", None, Outcome.FAIL, explained(error, settings) or text))
         return
     finally:
         if term.count > stop.sent:

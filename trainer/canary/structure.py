@@ -117,6 +117,9 @@ def _graphs(record: GateRecord, evidence: Evidence) -> None:
         summary += f"; {captures} captures in the steady phase"
         figures = {"replays": sum(replays), "needed": wanted * len(replays), "late_captures": captures}
         evidence.add(Check("cuda_graphs", None, Outcome.PASS if good else Outcome.FAIL, summary, figures))
+        if not counts[0].captures.get(index, 0):
+            evidence.add(Check("graph_pools", None, Outcome.NOT_CHECKED, f"cuda:{index}: no graph was captured"))
+            continue
         pools = record.pools.get(index, 0)
         summary = f"cuda:{index}: {pools} private pools of graphs for {workers} drafters"
         outcome = Outcome.PASS if pools >= workers else Outcome.FAIL
