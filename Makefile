@@ -20,7 +20,7 @@ demo: ## sets up .venv, then deploys playbooks/quickstart.yaml to this machine (
 	@scripts/venv.sh trainer
 	$(BIN)/dflash-ops deploy --host local --playbook quickstart
 
-test: ## sets up .venv, then lint, types and all tests but `make faults` (root on Debian/Ubuntu: installs openssh-server, lxc, uidmap)
+test: ## sets up .venv, then lint, types and all tests (root on Debian/Ubuntu: installs openssh-server, lxc, uidmap)
 	@scripts/rig-packages.sh
 	@scripts/venv.sh trainer,dev
 	$(BIN)/ruff check .
@@ -29,6 +29,7 @@ test: ## sets up .venv, then lint, types and all tests but `make faults` (root o
 	$(BIN)/python benchmarks/claims.py
 	$(BIN)/python -m pytest -m "not ($(LATER))"
 	$(BIN)/python -m pytest -m "$(LATER)" -n 2 --ignore tests/faults
+	$(BIN)/python -m pytest tests/faults -n 2
 
 faults: ## RUNS=200 fault runs at places drawn from seeds (as root; about an hour: for the night)
 	@scripts/rig-packages.sh

@@ -6,6 +6,7 @@ directory; the monotonic and the boot-time clock do not jump, as they would not 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import ModuleType
 
@@ -37,4 +38,7 @@ def jump(parent: Path, seconds: float) -> None:
     """`parent` is the folder that holds the work directory."""
     part = parent / f"{FILE}.new"
     part.write_text(str(seconds))
+    # in a container root is another user than here, and it must be able to remove this
+    owner = parent.stat()
+    os.chown(part, owner.st_uid, owner.st_gid)
     part.replace(parent / FILE)

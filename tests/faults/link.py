@@ -41,6 +41,8 @@ class Connection:
         self._link = link
         self._sockets = {Direction.UP: (client, server), Direction.DOWN: (server, client)}
         self.harm: Harm | None = None
+        self.left = False
+        """Whether the client has closed its end."""
         for direction in Direction:
             threading.Thread(target=self._pump, args=(direction,), daemon=True).start()
 
@@ -55,6 +57,7 @@ class Connection:
                         sink.sendall(part)
         except OSError:
             pass
+        self.left |= direction is Direction.UP
         # a swallowed end of file never reaches the other side
         if self.harm is not Harm.STALL:
             with contextlib.suppress(OSError):
@@ -80,9 +83,10 @@ class Link:
         self._connections: list[Connection] = []
         self.passed = dict.fromkeys(Direction, 0)
         self._trap: Trap | None = None
+        self._stalled: list[Connection] = []
         self._timer: threading.Timer | None = None
         self.given_up = False
-        """Whether a stalled link had to be cut: nobody had left it."""
+        """Whether a stalled link had to be cut: its client had not left it."""
         self.sprung = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -101,8 +105,12 @@ class Link:
             self._trap = Trap(harm, direction, self.passed[direction] + after)
 
     def _give_up(self) -> None:
-        self.given_up = True
-        self.mend()
+        with self._lock:
+            stalled = self._stalled
+        # a command that has gone on over another connection is not cut, however long it takes
+        self.given_up = any(not one.left for one in stalled)
+        for one in stalled:
+            one.cut()
 
     def mend(self) -> None:
         """The connections that there are end, at last."""
@@ -137,6 +145,7 @@ class Link:
             if harm is Harm.CUT:
                 one.cut()
         if harm is Harm.STALL:
+            self._stalled = hurt
             self._timer = threading.Timer(STALLED_FOR_S, self._give_up)
             self._timer.daemon = True
             self._timer.start()

@@ -138,8 +138,11 @@ class Site:
     def shell(self, script: str) -> str:
         """Runs on the host, past everything of ours."""
         if self.in_container and self.rig is not None:
-            return self.rig.exec_in_container(["sh", "-ec", script], check=True).stdout
-        return subprocess.run(["sh", "-ec", script], check=True, capture_output=True, text=True).stdout
+            done = self.rig.exec_in_container(["sh", "-ec", script])
+        else:
+            done = subprocess.run(["sh", "-ec", script], check=False, capture_output=True, text=True)
+        assert done.returncode == 0, f"{script}: status {done.returncode}, {done.stderr}"
+        return done.stdout
 
     # what lies there
 

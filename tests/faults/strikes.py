@@ -13,7 +13,8 @@ from tests.faults import clock
 from tests.faults.cases import FILE, LINK, TYPED, Case, Fault, Place
 from tests.faults.link import Harm
 from tests.faults.sites import Site
-from tests.typist import LOOK_S, Command
+from tests.rig.rig import Rig
+from tests.typist import LOOK_S, Command, wait_until
 
 HARM = {Fault.CUT: Harm.CUT, Fault.STALL: Harm.STALL, Fault.DELAY: Harm.DELAY}
 
@@ -93,11 +94,19 @@ class Strike:
         return _until(lambda: bool(hit) or bool(_kill(living(), hit)), command)
 
     def _restart_sshd(self) -> bool:
-        assert self.site.rig is not None
-        killed = self.site.rig.node_run(["pkill", "-KILL", "-f", "sshd: root"])
+        rig = self.site.rig
+        assert rig is not None
+        before = _times_up(rig)
+        killed = rig.node_run(["pkill", "-KILL", "-f", "sshd: root"])
         # on SIGHUP sshd starts itself again, under the PID that the node's PID 1 waits for
-        self.site.rig.node_run(["pkill", "-HUP", "-f", r"sshd: .*\[listener\]"], check=True)
+        rig.node_run(["pkill", "-HUP", "-f", r"sshd: .*\[listener\]"], check=True)
+        # what is typed next must not meet a port where nobody listens yet
+        wait_until(lambda: _times_up(rig) > before, "sshd listens again")
         return killed.returncode == 0
+
+
+def _times_up(rig: Rig) -> int:
+    return rig.sshd_log.read_text(errors="replace").count("Server listening on")
 
 
 def _kill(pids: list[int], hit: list[int]) -> list[int]:
