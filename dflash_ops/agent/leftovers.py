@@ -24,11 +24,11 @@ def clear_leftovers(work: WorkDir) -> None:
 
 
 def _staging(work: WorkDir) -> Iterator[Path]:
-    """What is unpacked or set aside; of the archives that go on where they broke off those that nobody needs any more,
-    and what is none (`pct push` writes through a link)."""
+    """What is unpacked, set aside or pushed; of the archives that go on where they broke off those that nobody needs
+    any more, and what is none."""
     for path in work.releases.iterdir():
         digest, _, kind = path.name.partition(".")
-        if kind in ("part", "damaged"):
+        if kind in ("part", "damaged", "tgz.piece"):
             yield path
         if kind == "tgz.part" and (work.release(digest).is_dir() or not stat.S_ISREG(path.lstat().st_mode)):
             yield path

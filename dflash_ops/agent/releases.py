@@ -16,7 +16,8 @@ from .conversation import Conversation
 from .errors import AgentError, ClientGone, ExitCode
 from .files import CHUNK, fsync_folder, remove_tree, sha256_file
 from .manifest import NAME, BadTree, Entry, parents_of, parse_manifest, tree_digest
-from .uploads import Archive, check_space, disk_full, free_bytes, upload_archive
+from .pushed import Piece, append_piece, begin_pieces
+from .uploads import Archive, check_space, disk_full, upload_archive
 from .workdir import WorkDir
 
 _MANIFEST_LIMIT = 64 * 1024 * 1024
@@ -52,22 +53,45 @@ def damage(path: Path, digest: str) -> Optional[str]:
 
 
 def op_stage(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
-    """Takes the archive of a release, from the client or from a file that it put here, unless it is here already."""
+    """Takes what is missing of a release's archive, and makes the release of it, unless that is here already."""
     work, digest, wanted = conversation.work, args.digest(), Archive(args.size("size"), args.optional_digest("sha256"))
     conversation.lock.refuse_if_taken()
-    given = args.optional_text("path")
-    try:
-        release = work.release(digest)
-        if release.is_dir() and damage(release, digest) is None:
-            conversation.event("need", **{"from": wanted.size, "bytes": 0})
-            return {"sent": False, "digest": digest}
-        clear_unfinished(work.releases)
-        sent = _receive(conversation, digest, wanted, None if given is None else Path(given))
-        work.record("stage", release=digest, bytes=sent)
-        return {"sent": sent > 0, "digest": digest}
-    finally:
-        if given is not None:
-            Path(given).unlink(missing_ok=True)
+    release = work.release(digest)
+    if release.is_dir() and damage(release, digest) is None:
+        conversation.event("need", **{"from": wanted.size, "bytes": 0})
+        return {"sent": False, "digest": digest}
+    clear_unfinished(work.releases)
+    sent = _receive(conversation, digest, wanted)
+    work.record("stage", release=digest, bytes=sent)
+    return {"sent": sent > 0, "digest": digest}
+
+
+def op_archive_begin(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
+    """How much of an archive has come in pieces, and where the next one is to be put."""
+    work, digest = conversation.work, args.digest()
+    conversation.lock.refuse_if_taken()
+    piece = _piece(work, digest)
+    # `pct push` would write through a link
+    piece.unlink(missing_ok=True)
+    there, sha256 = begin_pieces(_arriving(work, digest), args.size("size"))
+    return {"from": there, "sha256": sha256, "piece": str(piece)}
+
+
+def op_archive_piece(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
+    """Takes the piece that was put beside: the next bytes of the archive that `stage` will find here."""
+    work, digest = conversation.work, args.digest()
+    conversation.lock.refuse_if_taken()
+    piece = Piece(_piece(work, digest), args.size("from"), args.size("size"), args.digest("sha256"))
+    return {"from": append_piece(_arriving(work, digest), piece)}
+
+
+def _arriving(work: WorkDir, digest: str) -> Path:
+    """The archive while it comes."""
+    return work.releases / f"{digest}.tgz.part"
+
+
+def _piece(work: WorkDir, digest: str) -> Path:
+    return work.releases / f"{digest}.tgz.piece"
 
 
 def clear_unfinished(releases: Path) -> None:
@@ -77,22 +101,18 @@ def clear_unfinished(releases: Path) -> None:
             remove_tree(path)
 
 
-def _receive(conversation: Conversation, digest: str, wanted: Archive, given: Optional[Path]) -> int:
+def _receive(conversation: Conversation, digest: str, wanted: Archive) -> int:
     """Archive to `<digest>.part`, and that to its name; the bytes that came over the wire.
 
     Where the client is gone in the middle, its bytes stay in `<digest>.tgz.part` and the next upload goes on there.
     """
     release = conversation.work.release(digest)
-    part, arriving = release.with_name(f"{digest}.part"), release.with_name(f"{digest}.tgz.part")
+    part, arriving = release.with_name(f"{digest}.part"), _arriving(conversation.work, digest)
     needed, sent, gone = wanted.size, 0, False
     try:
         remove_tree(part)
-        if given is None:
-            sent = upload_archive(conversation, arriving, wanted)
-        else:
-            conversation.event("need", **{"from": wanted.size, "bytes": 0})
-            _check_given(given, wanted)
-        with tarfile.open(arriving if given is None else given, "r:gz") as tar:
+        sent = upload_archive(conversation, arriving, wanted)
+        with tarfile.open(arriving, "r:gz") as tar:
             entries = _read_manifest(tar, digest)
             needed = sum(entry.size for entry in entries.values())
             check_space(release.parent, needed)
@@ -131,19 +151,6 @@ def _refused(digest: str, why: str) -> AgentError:
         "build and send it again",
         ExitCode.REFUSED,
     )
-
-
-def _check_given(given: Path, wanted: Archive) -> None:
-    """What was put here by other means may be a part, or nothing: `pct push` tells of neither."""
-    try:
-        size = given.stat().st_size
-    except FileNotFoundError:
-        size = -1
-    if size < wanted.size and free_bytes(given.parent) < wanted.size - size:
-        raise disk_full(given.parent, wanted.size)
-    if size != wanted.size or (wanted.sha256 is not None and sha256_file(given) != wanted.sha256):
-        what = f"there is no file {given}" if size < 0 else f"{given} did not arrive whole ({size} bytes)"
-        raise AgentError("archive", what, "release to stage", "run the command again", ExitCode.TRANSPORT)
 
 
 def _read_manifest(tar: tarfile.TarFile, digest: str) -> Dict[str, Entry]:

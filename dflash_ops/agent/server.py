@@ -29,7 +29,7 @@ from .launch import op_free, op_launch
 from .probe import op_probe
 from .prune import op_prune
 from .pythons import op_syntax
-from .releases import op_activate, op_stage
+from .releases import op_activate, op_archive_begin, op_archive_piece, op_stage
 from .resume import op_resumable
 from .retention import op_pin
 from .rollback import op_rollback, op_verdicts
@@ -65,6 +65,8 @@ OPERATIONS: Dict[str, Operation] = {
     "unlock": op_unlock,
     "holders": op_holders,
     "free_lock": op_free_lock,
+    "archive_begin": op_archive_begin,
+    "archive_piece": op_archive_piece,
     "stage": op_stage,
     "syntax": op_syntax,
     "activate": op_activate,

@@ -27,7 +27,7 @@ def upload_archive(conversation: Conversation, path: Path, wanted: Archive) -> i
 
     The beginning is not trusted: where the whole is not what was announced, all of it is asked for once more.
     """
-    with _open_alone(path) as file:
+    with open_alone(path) as file:
         there = file.seek(0, os.SEEK_END)
         start = there if wanted.sha256 is not None and there <= wanted.size else 0
         came = _take(conversation, file, start, wanted.size)
@@ -58,7 +58,7 @@ def _is(file: BinaryIO, wanted: Archive) -> bool:
 
 
 @contextlib.contextmanager
-def _open_alone(path: Path) -> Iterator[BinaryIO]:
+def open_alone(path: Path) -> Iterator[BinaryIO]:
     """For reading and writing; a file that a frozen agent still holds open is left to it, without its name."""
     while True:
         with open(path, "r+b", opener=_make_or_open) as file:

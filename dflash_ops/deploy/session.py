@@ -19,7 +19,7 @@ from dflash_ops.deploy.bookkeeping import Bookkeeper
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.ledger import Ledger
 from dflash_ops.deploy.variables import read_notify, read_variables
-from dflash_ops.transport import Conversation, transport_for
+from dflash_ops.transport import Conversation, Pusher, transport_for
 
 REMOTE_STREAMS = 4
 
@@ -127,8 +127,9 @@ class Session:
     def _reached(self) -> None:
         self.spoken = True
 
-    def deliver(self, archive: Any, destination: str) -> bool:
-        return self._transport.deliver(archive, destination)
+    @property
+    def pusher(self) -> Pusher | None:
+        return self._transport.pusher
 
 
 def facts(conversation: Conversation) -> Facts:

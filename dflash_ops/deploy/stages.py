@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from dflash_ops.config import Playbook
@@ -18,6 +17,7 @@ from dflash_ops.deploy.environments import HostEnvironment, at_once, diagnoses, 
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.examining import Subject, examine, footprint_arguments, probe_arguments
 from dflash_ops.deploy.lines import LineSplitter, gist
+from dflash_ops.deploy.pushing import push
 from dflash_ops.deploy.session import Facts, Session, facts, owner
 from dflash_ops.errors import ExitCode, OpsError, TransportError
 from dflash_ops.release import Release
@@ -71,10 +71,10 @@ class Stages:
         ask = self.conversation.ahead
         ask("facts")
         ask("lock", _lock_arguments(command))
-        if self._pushes:
+        if self.session.pusher is not None:
             # whether there is anything to push is in the facts
             return
-        ask("stage", _stage_arguments(release, None), upload=release.archive)
+        ask("stage", _stage_arguments(release), upload=release.archive)
         ask("syntax", self._syntax_arguments())
         ask("activate", {"digest": release.digest})
         if self.playbook.environment is not None:
@@ -96,9 +96,12 @@ class Stages:
     def stage(self, release: Release) -> None:
         """Brings the release there, unless the host has it; verified file by file, parsed by the host's python."""
         self.manifest = release.manifest.to_dict()
-        delivered = self._delivered(release)
-        result = self.conversation.request("stage", _stage_arguments(release, delivered), upload=release.archive)
-        sent = len(release.archive) if result["sent"] or delivered else 0
+        pusher = self.session.pusher
+        pushed = 0
+        if pusher is not None and release.digest not in self.facts.raw["releases"]:
+            pushed = push(self.conversation, release, pusher)
+        result = self.conversation.request("stage", _stage_arguments(release), upload=release.archive)
+        sent = len(release.archive) if result["sent"] or pushed else 0
         self.events.emit("staged", release=release.digest, sent=sent)
         self.use(release.digest)
 
@@ -133,20 +136,6 @@ class Stages:
         answer = self.conversation.request("syntax", self._syntax_arguments())
         self.conversation.request("activate", {"digest": digest})
         self.events.emit("activated", release=digest, files=answer["files"])
-
-    @property
-    def _pushes(self) -> bool:
-        return self.session.host.pct is not None and self.session.host.pct.transfer == "push"
-
-    def _delivered(self, release: Release) -> str | None:
-        """In `push` transfer: the archive's path in the container. None where bytes ride in the conversation."""
-        if not self._pushes or release.digest in self.facts.raw["releases"]:
-            return None
-        destination = f"{self.facts.workdir}/releases/{release.digest}.tgz.part"
-        with NamedTemporaryFile(prefix="dflash-ops-", suffix=".tar.gz") as archive:
-            archive.write(release.archive)
-            archive.flush()
-            return destination if self.session.deliver(Path(archive.name), destination) else None
 
     def _syntax_arguments(self) -> dict[str, object]:
         return {"digest": self.release, "python": self.session.python}
@@ -310,9 +299,9 @@ def _lock_arguments(command: str) -> dict[str, object]:
     return {"owner": owner(), "command": command}
 
 
-def _stage_arguments(release: Release, path: str | None) -> dict[str, object]:
+def _stage_arguments(release: Release) -> dict[str, object]:
     sha256 = hashlib.sha256(release.archive).hexdigest()
-    return {"digest": release.digest, "size": len(release.archive), "sha256": sha256, "path": path}
+    return {"digest": release.digest, "size": len(release.archive), "sha256": sha256}
 
 
 def _misnamed(name: str, found: list[str]) -> str:

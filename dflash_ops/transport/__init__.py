@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dflash_ops.transport.base import Channel, Transport
+from dflash_ops.transport.base import Channel, Pusher, Transport
 from dflash_ops.transport.conversation import Conversation
 
 if TYPE_CHECKING:
     from dflash_ops.config import Host
 
-__all__ = ["Channel", "Conversation", "Transport", "transport_for"]
+__all__ = ["Channel", "Conversation", "Pusher", "Transport", "transport_for"]
 
 
 def transport_for(host: Host, announce: Callable[[str], None]) -> Transport:

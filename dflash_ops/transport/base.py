@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dflash_ops.errors import OpsError
+
+Pusher = Callable[[bytes, str], None]
+"""Puts bytes into a file on the host beside the conversation. What arrived there nobody knows: verify it there."""
 
 
 class Channel(Protocol):
@@ -37,15 +39,16 @@ class Transport(Protocol):
 
     name: str
 
+    @property
+    def pusher(self) -> Pusher | None:
+        """None: bytes ride in the conversation."""
+
     def open(self, argv: Sequence[str]) -> Channel:
         """Starts `argv` on the host (no shell interprets it).
 
         Its output may begin with what the way there prints: a login banner, what a node tells of a container. A program
         whose output must be known from that prints a mark of its own first.
         """
-
-    def deliver(self, archive: Path, destination: str) -> bool:
-        """Puts a file on the host beside the conversation. False: bytes ride in the conversation instead."""
 
     def explain(self, status: int | None, stdout: str, stderr: str) -> OpsError | None:
         """The typed error behind a program that did not start, where this transport knows the words."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 from dflash_ops.errors import ExitCode, OpsError, TransportError
 from dflash_ops.transport.tail import StreamTail
@@ -58,6 +57,7 @@ class LocalChannel:
 
 class LocalTransport:
     name = "local"
+    pusher = None
 
     def open(self, argv: Sequence[str]) -> LocalChannel:
         try:
@@ -80,9 +80,6 @@ class LocalTransport:
                 fix="name a Python that exists as `python` in the inventory",
             ) from error
         return LocalChannel(process)
-
-    def deliver(self, archive: Path, destination: str) -> bool:
-        return False
 
     def explain(self, status: int | None, stdout: str, stderr: str) -> OpsError | None:
         return None

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_ops.errors import ExitCode, OpsError, TransportError
+from dflash_ops.transport.base import Pusher
 from dflash_ops.transport.node import NODE_SCRIPT, parse_node
 from dflash_ops.transport.ssh import SshChannel, SshTransport
 
@@ -23,14 +23,16 @@ CONTAINER_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PUSH_TIMEOUT_S = 1800.0
 
 PUSH_SCRIPT = (
-    "set -e; umask 077; d=$(mktemp -d /tmp/dflash-ops.XXXXXXXX); "
+    "set -e; umask 077; "
+    'find /tmp -maxdepth 1 -name "dflash-ops.????????" -user "$(id -u)" -mmin +1440 -exec rm -rf {} + 2>&- || :; '
+    "d=$(mktemp -d /tmp/dflash-ops.XXXXXXXX); "
     'trap \'rm -rf "$d"\' EXIT; trap "exit 1" HUP INT TERM; '
-    'cat > "$d/archive"; [ "$(wc -c < "$d/archive")" -eq "$SIZE" ] || exit 1; '
-    '"$@" push "$0" "$d/archive" "$DESTINATION" </dev/null'
+    f'timeout {PUSH_TIMEOUT_S:.0f} cat > "$d/piece"; [ "$(wc -c < "$d/piece")" -eq "$SIZE" ] || exit 1; '
+    '"$@" push "$0" "$d/piece" "$DESTINATION" </dev/null'
 )
-"""Node side of `push`: the temporary file goes away however the script ends, and one that did not arrive whole is not
-
-pushed. Arguments: id, then the pct command."""
+"""Node side of `push`: what did not arrive whole is not pushed. The temporary file goes away however the script ends,
+also when the link swallows everything; what a script that was killed has left goes a day later.
+Arguments: id, then the pct command."""
 
 
 class PctTransport:
@@ -53,13 +55,16 @@ class PctTransport:
         execute = [*self._command, "exec", str(self._pct.id), "--", *clean, *argv]
         return self._node.open(["sh", "-c", NODE_SCRIPT, str(self._pct.id), *execute])
 
-    def deliver(self, archive: Path, destination: str) -> bool:
-        if self._pct.transfer != "push":
-            return False
+    @property
+    def pusher(self) -> Pusher | None:
+        return self.push if self._pct.transfer == "push" else None
+
+    def push(self, data: bytes, destination: str) -> None:
+        """Over a file on the node to `destination` in the container. Raises TransportError for what pct tells."""
         script = [
             "env",
             f"DESTINATION={destination}",
-            f"SIZE={archive.stat().st_size}",
+            f"SIZE={len(data)}",
             "sh",
             "-c",
             PUSH_SCRIPT,
@@ -68,14 +73,14 @@ class PctTransport:
         ]
         channel = self._node.open(script)
         try:
-            with archive.open("rb") as source:
-                while chunk := source.read(256 * 1024):
-                    channel.write(chunk)
+            channel.write(data)
             channel.finish_input()
             status = channel.wait(PUSH_TIMEOUT_S)
             stderr = channel.stderr()
         finally:
             channel.close()
+        if status is None:
+            raise TransportError("pct push did not come to its end", where=self._where, lost=True)
         if status != 0:
             known = self.explain(status, "", stderr)
             raise known or TransportError(
@@ -86,7 +91,6 @@ class PctTransport:
             known = self.explain(status, "", stderr)
             if known is not None:
                 raise known
-        return True
 
     @property
     def _where(self) -> str:

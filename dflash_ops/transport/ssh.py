@@ -88,6 +88,7 @@ class SshTransport:
     """One SSH connection; channels are opened on it, and it is opened again when it broke."""
 
     name = "ssh"
+    pusher = None
 
     def __init__(self, ssh: Ssh, announce: Callable[[str], None]) -> None:
         self._ssh = ssh
@@ -116,9 +117,6 @@ class SshTransport:
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise TransportError(f"the SSH connection broke: {error}", where=self.where, lost=True) from error
         return SshChannel(channel, self.where)
-
-    def deliver(self, archive: Path, destination: str) -> bool:
-        return False
 
     def explain(self, status: int | None, stdout: str, stderr: str) -> OpsError | None:
         return None

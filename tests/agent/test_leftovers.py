@@ -23,6 +23,7 @@ def test_leftovers_of_the_dead_go_and_files_of_the_living_stay(work: Path) -> No
         f"agent/{DIGEST}.pyz.{dead}",
         f"releases/{DIGEST}.part/file",
         f"releases/{DIGEST}.tgz.part",
+        f"releases/{OTHER}.tgz.piece",
         f".current.{dead}",
         f"verdicts/.{DIGEST}.json.{dead}-0a1b2c3d.tmp",
         f"runs/r/.stop.json.{dead}-0a1b2c3d.tmp",

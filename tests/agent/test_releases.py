@@ -74,15 +74,6 @@ def test_a_leftover_of_a_broken_staging_is_no_obstacle(agent: Agent, work: Path,
     assert not (work / "releases" / good.digest / "pkg" / "old.py").exists()
 
 
-def test_a_file_already_on_the_host_is_taken_and_removed(agent: Agent, tmp_path: Path, good: Packed) -> None:
-    for _ in range(2):
-        pushed = tmp_path / "pushed.tgz"
-        pushed.write_bytes(good.archive)
-        assert stage(agent, good, path=str(pushed)).result["sent"] is False
-        assert not pushed.exists()
-    assert agent.call("facts").result["releases"] == [good.digest]
-
-
 def hostile() -> Iterator[tuple[str, Callable[[], Packed], str]]:
     digest, manifest = manifest_of({"a.py": b"a", "d/b.py": b"b"})
     head = member("manifest.json", json.dumps(manifest).encode())

@@ -79,18 +79,6 @@ def test_what_nobody_took_up_again_for_a_day_goes(work: Path, big: Packed) -> No
     assert arriving(work, other).exists()
 
 
-@pytest.mark.parametrize("arrived", [0.5, None])
-def test_a_pushed_file_that_is_not_whole_is_no_release(work: Path, big: Packed, arrived: float | None) -> None:
-    with Agent(work) as agent:
-        path = arriving(work, big)
-        if arrived is not None:
-            path.write_bytes(big.archive[: int(len(big.archive) * arrived)])
-        with pytest.raises(AgentFailed) as refused:
-            agent.call("stage", path=str(path), **wanted(big))
-    assert (refused.value.kind, refused.value.exit) == ("archive", 4)
-    assert list((work / "releases").iterdir()) == []
-
-
 def test_a_frozen_agent_cannot_write_into_the_upload_that_took_its_place(work: Path, big: Packed) -> None:
     frozen = Agent(work)
     frozen.ask("stage", **wanted(big))

@@ -7,8 +7,13 @@ Elsewhere: exit 0 when nothing was copied for want of space, a missing or stoppe
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +30,7 @@ from tests.rig.rig import Rig
 
 pytestmark = pytest.mark.rig
 
+PIECE = bytes(range(256)) * 1200
 LOCK = f"/run/lock/lxc/pve-config-{Rig.container_id}.lock"
 DIGEST = "0" * 64
 
@@ -53,13 +59,6 @@ def conversation(desk: Desk, pct: PctTransport) -> Iterator[Conversation]:
         yield talk
 
 
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
-    path = tmp_path / "archive"
-    path.write_bytes(bytes(range(256)) * 1200)
-    return path
-
-
 def output_of(pct: PctTransport, *argv: str) -> str:
     channel = pct.open(argv)
     data = b""
@@ -83,38 +82,52 @@ def container_locked(rig: Rig) -> Iterator[None]:
             holder.wait()
 
 
-def refused(conversation: Conversation, path: str) -> OpsError:
-    """What the agent says of an archive that pct claims to have pushed to `path`."""
+@pytest.fixture
+def place(conversation: Conversation) -> str:
+    """Where the agent expects a piece of an archive in the container."""
+    return str(conversation.request("archive_begin", {"digest": DIGEST, "size": 10 * len(PIECE)})["piece"])
+
+
+def refused(conversation: Conversation) -> OpsError:
+    """What the agent says of the piece that pct claims to have pushed."""
+    told = {"from": 0, "size": len(PIECE), "sha256": hashlib.sha256(PIECE).hexdigest()}
     with pytest.raises(OpsError) as error:
-        conversation.request("stage", {"digest": DIGEST, "size": 300, "path": path})
+        conversation.request("archive_piece", {"digest": DIGEST, **told})
     return error.value
 
 
-def test_a_push_that_failed_and_ended_with_0_is_told(pct: PctTransport, archive: Path) -> None:
+def left_of(rig: Rig, place: str) -> list[str]:
+    """Bytes and name of what lies where releases do."""
+    folder = str(Path(place).parent)
+    return rig.exec_in_container(["find", folder, "-type", "f", "-printf", "%s %f\n"]).stdout.splitlines()
+
+
+def test_a_push_that_failed_and_ended_with_0_is_told(pct: PctTransport) -> None:
     with pytest.raises(OpsError) as error:
-        pct.deliver(archive, "/nowhere/archive")
-    assert "failed to create file: /nowhere/archive" in error.value.what
+        pct.push(PIECE, "/nowhere/piece")
+    assert "failed to create file: /nowhere/piece" in error.value.what
 
 
-def test_a_push_that_was_cut_short_without_a_word_is_no_archive(
-    rig: Rig, pct: PctTransport, conversation: Conversation, archive: Path
+def test_a_push_that_was_cut_short_without_a_word_counts_for_nothing(
+    rig: Rig, pct: PctTransport, conversation: Conversation, place: str
 ) -> None:
     with rig.full_disk("/srv/short", 64 << 10):
-        assert pct.deliver(archive, "/srv/short/archive"), "pct says nothing here, and neither can we"
-        error = refused(conversation, "/srv/short/archive")
-        left = rig.exec_in_container(["ls", "/srv/short"]).stdout
-    assert (error.kind, left) == ("archive", "")
+        # pct says nothing here, and neither can we
+        pct.push(PIECE, "/srv/short/piece")
+        rig.exec_in_container(["cp", "/srv/short/piece", place], check=True)
+    assert refused(conversation).kind == "archive"
+    assert left_of(rig, place) == [f"0 {DIGEST}.tgz.part"]
 
 
-def test_a_folder_that_arrives_as_an_empty_file_is_no_archive(rig: Rig, conversation: Conversation) -> None:
-    pushed = rig.node_run(["pct", "push", str(rig.container_id), "/usr/share", "/srv/archive"])
+def test_a_folder_that_arrives_as_an_empty_file_is_no_piece(rig: Rig, conversation: Conversation, place: str) -> None:
+    pushed = rig.node_run(["pct", "push", str(rig.container_id), "/usr/share", place])
     assert (pushed.returncode, pushed.stderr) == (0, "")
-    assert rig.exec_in_container(["stat", "--format=%s", "/srv/archive"]).stdout == "0\n"
-    assert refused(conversation, "/srv/archive").kind == "archive"
-    assert rig.exec_in_container(["test", "-e", "/srv/archive"]).returncode == 1
+    assert f"0 {DIGEST}.tgz.piece" in left_of(rig, place)
+    assert refused(conversation).kind == "archive"
+    assert left_of(rig, place) == [f"0 {DIGEST}.tgz.part"]
 
 
-def test_a_push_waits_for_a_moment_while_the_container_is_locked(rig: Rig, pct: PctTransport, archive: Path) -> None:
+def test_a_push_waits_for_a_moment_while_the_container_is_locked(rig: Rig, pct: PctTransport) -> None:
     with container_locked(rig):
         pushing = subprocess.Popen(
             rig.ssh_argv(f"pct push {rig.container_id} /etc/hostname /srv/waited"), stderr=subprocess.PIPE, text=True
@@ -122,9 +135,22 @@ def test_a_push_waits_for_a_moment_while_the_container_is_locked(rig: Rig, pct: 
         assert pushing.stderr is not None
         assert pushing.stderr.readline() == "trying to acquire lock...\n"
     # now two come one after the other; pct's chatter about it is no failure
-    assert pct.deliver(archive, "/srv/archive")
+    pct.push(PIECE, "/srv/piece")
     assert pushing.wait() == 0
-    assert rig.exec_in_container(["stat", "--format=%s", "/srv/archive"]).stdout == f"{archive.stat().st_size}\n"
+    assert rig.exec_in_container(["stat", "--format=%s", "/srv/piece"]).stdout == f"{len(PIECE)}\n"
+
+
+def test_what_a_push_that_was_killed_left_on_the_node_goes_a_day_later(rig: Rig, pct: PctTransport) -> None:
+    old, new = (Path(tempfile.mkdtemp(prefix="dflash-ops.", dir="/tmp")) for _ in range(2))
+    try:
+        (old / "piece").write_bytes(PIECE)
+        long_ago = time.time() - 90_000
+        os.utime(old, (long_ago, long_ago))
+        pct.push(PIECE, "/srv/piece")
+        assert (old.exists(), new.exists()) == (False, True)
+    finally:
+        for path in (old, new):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def test_a_container_that_stays_locked_is_said_and_met_again(desk: Desk, rig: Rig) -> None:
@@ -142,7 +168,8 @@ def test_a_link_where_the_archive_goes_is_not_followed(desk: Desk, rig: Rig) -> 
     release = desk.run("build", "--playbook", "tiny", host=False).result["release"]
     work = f"/var/lib/{desk.folder.name}"
     rig.exec_in_container(["mkdir", "--parents", f"{work}/releases"], check=True)
-    rig.exec_in_container(["ln", "-s", "/etc/machine-id", f"{work}/releases/{release}.tgz.part"], check=True)
+    for name in (f"{release}.tgz.part", f"{release}.tgz.piece"):
+        rig.exec_in_container(["ln", "-s", "/etc/machine-id", f"{work}/releases/{name}"], check=True)
     before = rig.exec_in_container(["cat", "/etc/machine-id"]).stdout
     assert desk.deploy("--detach").code == 0
     assert rig.exec_in_container(["cat", "/etc/machine-id"]).stdout == before

@@ -47,7 +47,7 @@ AT_HOST = ("connected", "staged", "asking", "verdict")
 RUNNING = ("launched", "log", "progress")
 # files of the work directory at whose sight a fault may strike, as `glob` takes them
 FILE = "file "
-STAGING = (f"{FILE}releases/*.tgz.part", f"{FILE}releases/*[0-9a-f].part")
+STAGING = (f"{FILE}releases/*.tgz.*", f"{FILE}releases/*[0-9a-f].part")
 BEGINNING = (f"{FILE}lock/owner.json", f"{FILE}scratch/*/out", f"{FILE}runs/*/run.json")
 WRITING = (f"{FILE}runs/*/out/checkpoints/*.part", f"{FILE}runs/*/out/checkpoints/*")
 PLACES: dict[Scenario, tuple[str, ...]] = {

@@ -18,7 +18,9 @@ from tests.typist import Command, wait_until
 DIGEST = re.compile(r"[0-9a-f]{64}")
 STATES = ("RUNNING", "SUCCEEDED", "FAILED", "STOPPED", "OOM", "LOST")
 BEATS = 3
-UNFINISHED = re.compile(r".*\.(part|tmp|tgz|damaged)|\.incoming|\.(current|previous)\..*|.*\.pyz\..*|running\.json")
+UNFINISHED = re.compile(
+    r".*\.(part|piece|tmp|tgz|damaged)|\.incoming|\.(current|previous)\..*|.*\.pyz\..*|running\.json"
+)
 
 # after the fault, before anything else is typed
 
