@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from .arguments import Arguments
 from .conversation import Conversation
 from .errors import AgentError, ExitCode
 from .files import digest_of, read_json, remove_tree, tail_lines
-from .jobs import Ending, Job, new_id, run_verb
+from .jobs import Ending, Job, new_scratch_id, run_verb
 from .leases import leased
 from .orphans import mark_running
+from .workdir import WorkDir
 
 REFUSED = 2
 _WRITTEN = {"check": "check.json", "prepare": "prepare.json", "tune": "tuning.json"}
@@ -20,9 +21,9 @@ _KEY = re.compile(r"[0-9A-Za-z]{8,128}")
 
 
 def op_check(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
-    """The content of check.json, also where it says `refused`."""
+    """The content of check.json, also where it says `refused`; `prepared`: where the data that it wants lie already."""
     job, timeout_s = Job.from_arguments(conversation.work, args), args.seconds("timeout_s", 300)
-    name = new_id()
+    name = new_scratch_id()
     folder = conversation.work.scratch / name
     try:
         out = _new_folder(folder / "out")
@@ -32,7 +33,7 @@ def op_check(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         found = read_json(out / "check.json")
         if found is None or ending.deadline or ending.signal is not None:
             raise verb_failed("check", ending, folder / "log")
-        return found
+        return {**found, "prepared": _made_before(conversation.work, found.get("prepare"))}
     finally:
         remove_tree(folder)
 
@@ -51,22 +52,38 @@ def op_prepare(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
             "correct the trainer: docs/trainer-contract.md",
             ExitCode.RUN_FAILED,
         )
-    path = work.cache / "prepared" / key
-    if read_json(path / "prepare.json") is not None:
+    path = _place_of(work, key)
+    if _is_whole(path):
         return {"path": str(path), "reused": True}
     remove_tree(path)
-    name = new_id()
+    name = new_scratch_id()
     folder = work.scratch / name
     try:
         with leased(work, folder, "prepare", job.devices.names, job.playbook):
             out = _new_folder(path)
             ending = run_verb(conversation, job, "prepare", name=name, folder=folder, out=out, timeout_s=timeout_s)
-        if ending.code != 0 or ending.deadline or read_json(path / "prepare.json") is None:
+        if ending.code != 0 or ending.deadline or not _is_whole(path):
             raise verb_failed("prepare", ending, folder / "log")
     finally:
         remove_tree(folder)
     work.record("prepare", release=job.digest, key=key, settings=digest_of(job.settings))
     return {"path": str(path), "reused": False}
+
+
+def _made_before(work: WorkDir, wanted: Any) -> Optional[str]:
+    key = wanted.get("key") if isinstance(wanted, dict) else None
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        return None
+    path = _place_of(work, key)
+    return str(path) if _is_whole(path) else None
+
+
+def _place_of(work: WorkDir, key: str) -> Path:
+    return work.cache / "prepared" / key
+
+
+def _is_whole(path: Path) -> bool:
+    return read_json(path / "prepare.json") is not None
 
 
 def _new_folder(path: Path) -> Path:

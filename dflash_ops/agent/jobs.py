@@ -148,6 +148,11 @@ def new_id() -> str:
     return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(2)
 
 
+def new_scratch_id() -> str:
+    """Of a folder in `scratch`: by our pid the next agent tells it from one whose agent was killed."""
+    return f"{new_id()}-{os.getpid()}"
+
+
 def run_verb(
     conversation: Conversation, job: Job, verb: str, *, name: str, folder: Path, out: Path, timeout_s: float
 ) -> Ending:

@@ -81,6 +81,10 @@ def clear_orphans(work: WorkDir) -> None:
             remove_tree(folder)
         else:
             marker.unlink(missing_ok=True)
+    for folder in work.scratch.glob("*"):
+        # killed before the marker was there, or after it had been taken away: no job is left
+        if not (folder / MARKER).exists() and not Path("/proc", folder.name.rpartition("-")[2]).exists():
+            remove_tree(folder)
     _forget_secrets(work)
 
 

@@ -9,7 +9,7 @@ from .assets import refuse_changed
 from .contract import verb_failed
 from .conversation import Conversation
 from .files import read_json, remove_tree
-from .jobs import Job, new_id, run_verb
+from .jobs import Job, new_scratch_id, run_verb
 from .leases import leased, refuse_if_busy
 from .occupied import refuse_if_occupied
 from .orphans import clear_orphans
@@ -28,7 +28,7 @@ def op_tune(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     clear_orphans(work)
     refuse_if_occupied(work, job.devices.names, shared)
     refuse_changed(work, job.assets)
-    name = new_id()
+    name = new_scratch_id()
     folder = work.scratch / name
     out = folder / "out"
     try:

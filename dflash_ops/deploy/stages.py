@@ -45,6 +45,7 @@ class Stages:
         """The trainer's: the host's own, or that of the environment that was made for it."""
         self._environment: HostEnvironment | None = None
         self._needs: dict[str, Any] | None = None
+        self._made_before: str | None = None
         self._untuned: dict[str, Any] | None = None
         self._assets: dict[str, HostAsset] = {}
 
@@ -189,7 +190,7 @@ class Stages:
                 evidence=error.evidence,
             ) from error
         self._report(examine_trainer(answer))
-        self._needs = answer.get("prepare")
+        self._needs, self._made_before = answer.get("prepare"), answer.get("prepared")
         self._untuned = answer.get("tune")
 
     def _report(self, found: list[Diagnosis]) -> None:
@@ -204,6 +205,10 @@ class Stages:
     def prepare(self) -> None:
         """Makes the data that the trainer asked for, or finds it made."""
         if self._needs is None:
+            return
+        if self._made_before is not None:
+            self.prepared = self._made_before
+            self.events.emit("prepared", path=self.prepared, reused=True)
             return
         self.events.emit("preparing", why=self._needs["why"])
         more = {"key": self._needs["key"], "timeout_s": self.playbook.run.prepare_timeout_s}

@@ -57,6 +57,11 @@ def test_prepared_data_is_made_once_and_only_whole(agent: Agent, work: Path, sta
     for reused in (False, True):
         assert agent.call("prepare", key=key, **job(staged)).result == {"path": str(path), "reused": reused}
         assert json.loads((path / "prepare.json").read_text()) == {"rows": 3}
+        # a deploy that finds it there asks for nothing more
+        found = agent.call("check", **job(staged, needs={"key": key, "why": "rows"})).result
+        assert found["prepared"] == str(path)
+    for other in ("other" * 4, "../../escape", None):
+        assert agent.call("check", **job(staged, needs={"key": other, "why": "rows"})).result["prepared"] is None
     with pytest.raises(AgentFailed):
         agent.call("prepare", key="../../escape", **job(staged))
 

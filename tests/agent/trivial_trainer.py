@@ -96,6 +96,7 @@ if verb == "check":
             "contract": 1,
             "outcome": act.get("check", "ok"),
             "problems": [],
+            "prepare": act.get("needs"),
             "settings": settings,
             "environment": seen,
             "uid": os.getuid(),

@@ -95,7 +95,7 @@ def test_a_peer_that_takes_nothing_is_noticed_while_we_write(conversation: Conve
     assert not conversation.alive
 
 
-def test_a_deploy_is_one_start_and_one_of_what_is_there_three_round_trips(
+def test_a_deploy_is_one_start_and_one_of_what_is_there_two_round_trips(
     tmp_path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -116,8 +116,8 @@ def test_a_deploy_is_one_start_and_one_of_what_is_there_three_round_trips(
     assert len(deployed(detach=False).channels) == 1
     warm = deployed(detach=True)
     assert len(warm.channels) == 1
-    # everything up to the verdict; the data that the check asked for; the launch
-    assert warm.turns == 3, "what a stage before the verdict asks for belongs into Stages.ask_ahead too"
+    # everything up to the verdict; the launch
+    assert warm.turns == 2, "what a stage before the verdict asks for belongs into Stages.ask_ahead too"
 
 
 class CutChannel(CountingChannel):
