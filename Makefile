@@ -4,6 +4,7 @@ export PYTHON
 BIN := .venv/bin
 LATER := slow or rig or torch
 RUNS ?= 200
+FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test faults clean
@@ -31,10 +32,10 @@ test: ## sets up .venv, then lint, types and all tests (root on Debian/Ubuntu: i
 	$(BIN)/python -m pytest -m "$(LATER)" -n 2 --ignore tests/faults
 	$(BIN)/python -m pytest tests/faults -n 2
 
-faults: ## RUNS=200 fault runs at places drawn from seeds (as root; about an hour: for the night)
+faults: ## RUNS=200 fault runs at places drawn from seeds, FIRST=0 the first (as root; about half an hour: for the night)
 	@scripts/rig-packages.sh
 	@scripts/venv.sh trainer,dev
-	FAULT_RUNS=$(RUNS) $(BIN)/python -m pytest tests/faults/test_fault_runs.py -n 2
+	FAULT_RUNS=$(RUNS) FAULT_FIRST=$(FIRST) $(BIN)/python -m pytest tests/faults/test_fault_runs.py -n 2
 
 clean: ## removes .venv and caches; runs/ and what training left on hosts stay
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -142,6 +142,7 @@ def _staged(session: Session, playbook: Playbook, choices: Choices, outcome: Out
             outcome.release = stages.release
             yield stages
         return
+    session.open_ahead()
     with built(playbook, session.events) as release:
         outcome.release = release.digest
         checked(release, session.events)

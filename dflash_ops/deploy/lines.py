@@ -22,10 +22,22 @@ class LineSplitter:
         first, *others = self._decoder.decode(data).split("\n")
         # joined once a line: a line may come in thousands of pieces
         self._hold(first)
-        for piece in others:
-            self._emit(_last_state("".join(self._rest)))
-            self._rest, self._length = [], 0
-            self._hold(piece)
+        if not others:
+            return
+        self._end_line()
+        *whole, last = others
+        for line in whole:
+            if len(line) > LONGEST:
+                self._hold(line)
+                self._end_line()
+            else:
+                # most of a log that is caught up: nothing is to be joined
+                self._emit(_last_state(line) if "\r" in line else line)
+        self._hold(last)
+
+    def _end_line(self) -> None:
+        self._emit(_last_state("".join(self._rest)))
+        self._rest, self._length = [], 0
 
     def _hold(self, piece: str) -> None:
         self._rest.append(piece)

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,6 +43,7 @@ class Session:
         self.spoken = False
         """Whether its agent ever answered here: then a failure may be a broken link, otherwise a wrong inventory."""
         self._kept: Conversation | None = None
+        self._coming: Future[Conversation] | None = None
         self._keeping = threading.Lock()
         ledger = Ledger.at(os.environ, lambda text: events.emit("notice", text=text))
         bookkeeper = Bookkeeper(host.name, ledger)
@@ -52,6 +54,9 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._coming is not None:
+            # nobody waits for a host that is not needed any more
+            self._coming.add_done_callback(_close)
         kept = self._keep(None)
         if kept is not None:
             kept.close()
@@ -73,6 +78,23 @@ class Session:
                 kept.moved = False
                 return kept
             kept.close()
+        coming, self._coming = self._coming, None
+        return self._begin() if coming is None else coming.result()
+
+    def open_ahead(self) -> None:
+        """Begins the conversation that `open` will return, while something else is done here: reaching a host takes a
+        second or two. What goes wrong with it is raised by `open`."""
+        self._coming = coming = Future[Conversation]()
+
+        def begin() -> None:
+            try:
+                coming.set_result(self._begin())
+            except BaseException as error:
+                coming.set_exception(error)
+
+        threading.Thread(target=begin, name="open-ahead", daemon=True).start()
+
+    def _begin(self) -> Conversation:
         return Conversation(
             self._transport,
             python=self.python,
@@ -130,6 +152,11 @@ class Session:
     @property
     def pusher(self) -> Pusher | None:
         return self._transport.pusher
+
+
+def _close(coming: Future[Conversation]) -> None:
+    if coming.exception() is None:
+        coming.result().close()
 
 
 def facts(conversation: Conversation) -> Facts:

@@ -1,7 +1,7 @@
 """Faults at places drawn from a seed; after each the invariants hold and the next command works.
 
-Here 30 runs with fixed seeds: every way, every fault. `FAULT_RUNS=200` runs that many others (nightly: `make faults`),
-`FAULT_SEED=...` the one that a failure names.
+Here 30 runs with fixed seeds: every way, every fault. `FAULT_RUNS=200` runs that many others from seed `FAULT_FIRST` on
+(nightly: `make faults`), `FAULT_SEED=...` the one that a failure names.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def _seeds() -> list[tuple[str, str]]:
     if one := os.environ.get("FAULT_SEED"):
         return [(one, draw(one).way)]
     if many := os.environ.get("FAULT_RUNS"):
-        return [(f"{number}:{way}", way) for number, way in zip(range(int(many)), itertools.cycle(WAYS))]
+        first = int(os.environ.get("FAULT_FIRST", "0"))
+        numbers = range(first, first + int(many))
+        return [(f"{number}:{way}", way) for number, way in zip(numbers, itertools.cycle(WAYS))]
     return [(seed, draw(seed).way) for seed in IN_CI]
 
 
