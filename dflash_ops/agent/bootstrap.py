@@ -29,8 +29,9 @@ _STATEMENTS = (
     "assert hashlib.sha256(data).hexdigest()==digest,'the agent arrived damaged: '+str(len(data))+' of '+size+' bytes'",
     "code,fix=5,'check the work directory: it must be writable and have space'",
     "os.umask(63)",
-    "os.makedirs(os.path.join(work,'agent'),exist_ok=True)",
-    "path=os.path.join(work,'agent',digest+'.pyz')",
+    "folder=os.path.join(work,'agent')",
+    "os.makedirs(folder,exist_ok=True)",
+    "path=os.path.join(folder,digest+'.pyz')",
     # on a full or read-only disk the file that is there must do
     "same=os.path.exists(path) and hashlib.sha256(open(path,'rb').read()).hexdigest()==digest",
     "part=os.devnull if same else path+'.'+str(os.getpid())",
@@ -40,6 +41,11 @@ _STATEMENTS = (
     "same or os.fsync(file.fileno())",
     "file.close()",
     "same or os.replace(part,path)",
-    "os.execv(sys.executable,[sys.executable,'-I',path,'serve',nonce,work]+sys.argv[5:])",
+    # compiled.py
+    "begin=digest+'.'+str(sys.implementation.cache_tag)+'.'",
+    "fast=[name for name in os.listdir(folder) if name.startswith(begin) and name.endswith('.pyz')]",
+    "fast=[os.path.join(folder,name) for name in fast]",
+    "fast=[name for name in fast if hashlib.sha256(open(name,'rb').read()).hexdigest()==name.split('.')[-2]]",
+    "os.execv(sys.executable,[sys.executable,'-I',(fast+[path])[0],'serve',nonce,work]+sys.argv[5:])",
 )
 BOOTSTRAP = ";".join(_STATEMENTS)

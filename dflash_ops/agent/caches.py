@@ -114,7 +114,8 @@ def may_go_on(path: Path) -> bool:
 def living_agents(work: WorkDir) -> Set[str]:
     """Digests of the agents that some process is, or is about to become: agents and supervisors read their file on."""
     folder = work.root / "agent"
-    digests = {path.stem: path.stem.encode() for path in [*entries(folder), *entries(folder / TRASH)]}
+    names = {agent_digest(path) for path in [*entries(folder), *entries(folder / TRASH)]}
+    digests = {name: name.encode() for name in names}
     found: Set[str] = set()
     for pid in pids():
         try:
@@ -123,6 +124,11 @@ def living_agents(work: WorkDir) -> Set[str]:
             continue
         found.update(name for name, digest in digests.items() if digest in words)
     return found
+
+
+def agent_digest(path: Path) -> str:
+    """An agent and what compiled.py has made of it are one."""
+    return path.name.partition(".")[0]
 
 
 def why_caches_stay(running: Optional[str], asked: bool) -> Optional[str]:

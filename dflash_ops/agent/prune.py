@@ -259,7 +259,7 @@ def _agents(work: WorkDir) -> Iterator[Item]:
     for path in entries(work.root / "agent"):
         # what a killed bootstrap left is no agent
         if path.suffix == ".pyz":
-            why = "a process of it lives" if path.stem in living else None
+            why = "a process of it lives" if caches.agent_digest(path) in living else None
             yield _item("agent", path, why, "no process of it lives, and it is sent again when it is needed")
 
 
@@ -279,7 +279,7 @@ def removed(work: WorkDir, item: Item) -> Item:
                 aside = _set_aside(item.path)
         elif item.kind == "agent":
             aside = _set_aside(item.path)
-            if item.path.stem in caches.living_agents(work):
+            if caches.agent_digest(item.path) in caches.living_agents(work):
                 # one began meanwhile, and found it there
                 aside.rename(item.path)
                 return replace(item, fate=STAYS, why="a process of it lives")

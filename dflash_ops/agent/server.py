@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -17,6 +18,7 @@ from .bootstrap import READY, REFUSED
 from .builds import op_environment
 from .canary import op_canary
 from .collect import op_files, op_read
+from .compiled import keep_compiled
 from .contract import op_check, op_prepare
 from .conversation import Conversation
 from .errors import AgentError, ClientGone, ExitCode
@@ -117,11 +119,20 @@ def serve(nonce: str, workdir: str, beat_s: float, agent_file: str) -> NoReturn:
         signal.signal(number, _closer(conversation))
     conversation.start_threads()
     try:
+        _answer(conversation)
+        # the first answer does not wait for it
+        threading.Thread(target=_keep_compiled, args=(Path(agent_file),), daemon=True).start()
         while True:
             _answer(conversation)
     except ClientGone as gone:
         conversation.close(str(gone))
     raise AssertionError("close does not return")
+
+
+def _keep_compiled(agent_file: Path) -> None:
+    # a full or read-only disk: the next start takes longer
+    with contextlib.suppress(OSError):
+        keep_compiled(agent_file)
 
 
 def _closer(conversation: Conversation) -> "Callable[[int, object], None]":

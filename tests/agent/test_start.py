@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import io
 import os
 import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from dflash_ops.agent.bootstrap import BOOTSTRAP, REFUSED
 from dflash_ops.agent.bundle import agent_bundle
-from tests.agent.client import Agent, AgentFailed
+from tests.agent.client import Agent, AgentFailed, eventually
 
 
 def test_bootstrap_is_one_harmless_argument() -> None:
@@ -89,3 +93,58 @@ def test_facts_are_of_this_host(agent: Agent, work: Path) -> None:
     assert facts["cgroup"] in (1, 2)
     assert facts["systemd"] == Path("/run/systemd/system").is_dir()
     assert facts["releases"] == []
+
+
+def compiled(work: Path) -> list[Path]:
+    return sorted((work / "agent").glob(f"{agent_bundle()[1]}.*.pyz"))
+
+
+def started(agent: Agent) -> Path:
+    """The file that this agent runs."""
+    return Path(Path(f"/proc/{agent.process.pid}/cmdline").read_bytes().split(b"\0")[2].decode())
+
+
+def test_the_second_agent_starts_with_the_bytecode_that_the_first_has_made(work: Path) -> None:
+    plain = work / "agent" / f"{agent_bundle()[1]}.pyz"
+    with Agent(work) as agent:
+        agent.call("runs")
+        assert started(agent) == plain
+        (fast,) = eventually(lambda: compiled(work))
+    with Agent(work) as agent:
+        assert agent.call("runs").result == {"runs": []}
+        assert started(agent) == fast
+        assert agent.call("facts").result["python_executable"] == sys.executable
+    assert compiled(work) == [fast]
+
+
+def test_bytecode_that_was_damaged_is_passed_over(work: Path) -> None:
+    with Agent(work) as agent:
+        agent.call("runs")
+        (fast,) = eventually(lambda: compiled(work))
+    fast.write_bytes(fast.read_bytes()[:-1])
+    with Agent(work) as agent:
+        assert agent.call("runs").result == {"runs": []}
+        assert started(agent) == work / "agent" / f"{agent_bundle()[1]}.pyz"
+
+
+def test_bytecode_of_another_python_is_passed_over_for_the_source(work: Path) -> None:
+    """A Python that was replaced by one whose bytecode is another's, under the same tag."""
+    with Agent(work) as agent:
+        agent.call("runs")
+        (fast,) = eventually(lambda: compiled(work))
+    data = fast.read_bytes()
+    with zipfile.ZipFile(io.BytesIO(data)) as zipped:
+        entries = {info: zipped.read(info) for info in zipped.infolist()}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as zipped:
+        for info, content in entries.items():
+            zipped.writestr(info, content.replace(importlib.util.MAGIC_NUMBER, b"\x01\x02\r\n", 1))
+    other = buffer.getvalue()
+    assert other != data
+    fast.unlink()
+    tag = str(sys.implementation.cache_tag)
+    named = fast.with_name(f"{agent_bundle()[1]}.{tag}.{hashlib.sha256(other).hexdigest()}.pyz")
+    named.write_bytes(other)
+    with Agent(work) as agent:
+        assert agent.call("runs").result == {"runs": []}
+        assert started(agent) == named

@@ -120,6 +120,43 @@ def test_a_deploy_is_one_start_and_one_of_what_is_there_two_round_trips(
     assert warm.turns == 2, "what a stage before the verdict asks for belongs into Stages.ask_ahead too"
 
 
+@pytest.fixture
+def session(way: CountingTransport, desk: Desk) -> Iterator[Session]:
+    host, _ = load_host("box", desk.folder / "hosts", env={}, last_host=None)
+    with Session(host, Events(lambda event: None)) as session:
+        session._transport = way
+        yield session
+
+
+def test_a_host_is_reached_before_anything_is_asked(way: CountingTransport, session: Session) -> None:
+    session.open_ahead()
+    eventually(lambda: len(way.channels) == 1)
+    with session.conversation() as conversation:
+        assert conversation.request("runs") == {"runs": []}
+    assert len(way.channels) == 1
+
+
+def test_why_a_host_could_not_be_reached_ahead_is_told_when_it_is_needed(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(argv: Sequence[str]) -> CountingChannel:
+        raise TransportError("no route")
+
+    monkeypatch.setattr(session._transport, "open", refuse)
+    session.open_ahead()
+    with pytest.raises(TransportError, match="no route"):
+        session.open()
+
+
+def test_a_host_that_was_reached_for_nothing_is_left(way: CountingTransport, desk: Desk) -> None:
+    """The build was refused meanwhile."""
+    host, _ = load_host("box", desk.folder / "hosts", env={}, last_host=None)
+    with Session(host, Events(lambda event: None)) as session:
+        session._transport = way
+        session.open_ahead()
+    eventually(lambda: len(way.channels) == 1 and way.channels[0].wait(0) is not None)
+
+
 class CutChannel(CountingChannel):
     """Dies in the upload, once the host has written what was sent."""
 
