@@ -89,7 +89,9 @@ def _refuse_if_gone_on(work: WorkDir, folder: RunFolder, found: Checkpoint) -> N
         else:
             what = f"which is {state} and has a checkpoint at step {own}; its own last is at step {found.step}"
             fix = f"go on with that one: dflash-ops resume {later.run}"
-        back = f"dflash-ops deploy --set training.resume_from={shlex.quote(str(found.path))}"
+        playbook = folder.record().get("playbook")
+        named = f" --playbook {shlex.quote(playbook)}" if isinstance(playbook, str) else ""
+        back = f"dflash-ops deploy{named} --set training.resume_from={shlex.quote(str(found.path))}"
         raise AgentError(
             "gone_on",
             f"run {folder.run} went on as run {later.run}, {what}",

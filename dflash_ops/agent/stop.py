@@ -38,7 +38,7 @@ def op_stop(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     if running or waits:
         work.record("stop", run=folder.run, grace_s=grace_s)
         what = f"asked for a checkpoint, {grace_s:g} s to write it" if running else "it will not be started again"
-        conversation.event("phase", phase="asked", what=what)
+        conversation.event("phase", phase="asked", what=what, run=folder.run)
         _wait(folder, (grace_s if running else 0) + SLACK_S)
     if folder.goes_on:
         # it had time enough to do this itself
@@ -47,6 +47,9 @@ def op_stop(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
             supervisor.send(signal.SIGKILL)
     if folder.mark.pids():
         conversation.event("phase", phase="killed", what="killed what its supervisor did not")
+    elif running and (folder.ended() or {}).get("forced"):
+        what = f"it did not end in {grace_s:g} s and was killed: nothing after its last checkpoint is kept"
+        conversation.event("phase", phase="killed", what=what)
     remaining = folder.mark.kill()
     if folder.state() is RunState.LOST:
         _forget_unit(folder)

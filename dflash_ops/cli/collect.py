@@ -46,7 +46,7 @@ def command(
     from dflash_ops.deploy.records import record_of
     from dflash_ops.deploy.session import Session
 
-    chosen = chosen_host(events, host, inventory)
+    chosen = chosen_host(events, host, inventory, run=run)
     with Session(chosen, events) as session:
         with session.conversation() as conversation:
             status = conversation.request("status", {"run": run})

@@ -18,12 +18,13 @@ from dflash_ops.deploy.ledger import Ledger
 from dflash_ops.errors import ExitCode, OpsError
 
 Function = Callable[..., Any]
+LAUNCHERS = ("canary", "deploy", "resume")
 
 HOST_OPTIONS = [
     click.option(
         "--host",
         metavar="NAME",
-        help="Host in the inventory. Default: $DFLASH_OPS_HOST, the last run's, the only one.",
+        help="Host in the inventory. Default: the named run's, $DFLASH_OPS_HOST, the last run's, the only one.",
     ),
     click.option(
         "--inventory",
@@ -98,7 +99,8 @@ def command_end(function: Callable[..., None]) -> Function:
             code = say(events, usage_error(error), debug)
         except (KeyboardInterrupt, click.Abort):
             code = ExitCode.INTERRUPTED
-            events.emit("notice", text=_interrupted(result.get("run")))
+            command = click.get_current_context().info_name
+            events.emit("notice", text=_interrupted(command, result.get("run")))
         except BrokenPipeError:
             # the reader of our output went away (`| head`): there is nobody left to tell
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -114,12 +116,17 @@ def command_end(function: Callable[..., None]) -> Function:
     return run
 
 
-def _interrupted(run: str | None) -> str:
-    return (
-        f"interrupted; that stops no run: `dflash-ops status {run}`, or `dflash-ops tail-logs -f {run}`"
-        if run
-        else "interrupted: nothing was launched by this command; type it again to go on"
-    )
+def _interrupted(command: str | None, run: str | None) -> str:
+    """What became of what the command was at. `run` is that which it launched, looks at, or asked to stop."""
+    if command == "stop":
+        if run:
+            return f"interrupted; its host goes on ending run {run}: `dflash-ops wait {run}`"
+        return "interrupted before the host had answered: type it again"
+    if run:
+        return f"interrupted; that stops no run: `dflash-ops status {run}`, or `dflash-ops tail-logs -f {run}`"
+    if command in LAUNCHERS:
+        return "interrupted: nothing was launched by this command; type it again to go on"
+    return "interrupted: type it again to go on"
 
 
 def _workstation_error(error: OSError) -> OpsError:
@@ -165,10 +172,21 @@ def ledger_of(events: Events) -> Ledger:
     return Ledger.at(os.environ, lambda text: events.emit("notice", text=text))
 
 
-def chosen_host(events: Events, host: str | None, inventory: Path | None) -> Host:
-    """The host, told when it was not named. Raises ConfigError."""
-    last = ledger_of(events).last_launched() if host is None else None
-    found, why = load_host(host, inventory, env=os.environ, last_host=last.host if last else None)
+def chosen_host(events: Events, host: str | None, inventory: Path | None, *, run: str | None = None) -> Host:
+    """The host, told when it was not named. A `run` that is named is looked for where this workstation knows it:
+    commands are offered with it, and the last run may have been elsewhere. Raises ConfigError."""
+    last, places = None, set()
+    if host is None:
+        ledger = ledger_of(events)
+        last = ledger.last_launched()
+        places = {entry.host for entry in ledger.entries(run=run)} if run is not None else set()
+    found, why = load_host(
+        host,
+        inventory,
+        env=os.environ,
+        last_host=last.host if last else None,
+        run_host=places.pop() if len(places) == 1 else None,
+    )
     if host is None:
         events.emit("chosen", host=found.name, why=why)
     return found

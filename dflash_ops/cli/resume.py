@@ -58,7 +58,7 @@ def command(
     if rebuild != (playbook is not None):
         raise click.UsageError("--release builds the release of --playbook: give both, or neither")
     choices = Choices(runs=runs, detach=detach, again=again, skip_reason=skip_reason(skip_canary, reason))
-    chosen = chosen_host(events, host, inventory)
+    chosen = chosen_host(events, host, inventory, run=run)
     outcome = Outcome()
     try:
         with Session(chosen, events) as session:

@@ -26,7 +26,7 @@ def command(
     from dflash_ops.deploy.history import status
     from dflash_ops.deploy.session import Session
 
-    chosen = chosen_host(events, host, inventory)
+    chosen = chosen_host(events, host, inventory, run=run)
     with Session(chosen, events) as session:
         found = status(session, events, ledger_of(events), run)
     if found is None:

@@ -38,13 +38,18 @@ def command(
     from dflash_ops.deploy.session import Session
     from dflash_ops.errors import ExitCode, OpsError
 
-    chosen = chosen_host(events, host, inventory)
+    def phase(event: dict[str, Any]) -> None:
+        if "run" in event:
+            result["run"] = event["run"]
+        events.emit("phase", phase=event["phase"], what=event["what"])
+
+    chosen = chosen_host(events, host, inventory, run=run)
     with Session(chosen, events) as session, session.conversation() as conversation:
         status = conversation.request(
             "stop",
             # left out, the host takes the run's own
             {"run": run} if grace_s is None else {"run": run, "grace_s": grace_s},
-            on_event=lambda event: events.emit("phase", phase=event["phase"], what=event["what"]),
+            on_event=phase,
         )
     keep_record(events, ledger_of(events), chosen.name, status["run"])
     events.emit("run", **{key: value for key, value in status.items() if key not in ("remaining", "gpu_memory")})

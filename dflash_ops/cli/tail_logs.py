@@ -52,7 +52,7 @@ def command(
 
     if wait and lines is not None:
         raise click.UsageError("-n shows what is there, -f what is to come: choose one")
-    chosen = chosen_host(events, host, inventory)
+    chosen = chosen_host(events, host, inventory, run=run)
     with Session(chosen, events) as session:
         found = _latest(session, events, wait) if run is None else run
         result["run"] = found

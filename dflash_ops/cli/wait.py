@@ -41,10 +41,10 @@ def command(
     from dflash_ops.deploy.session import Session
     from dflash_ops.deploy.waiting import refuse_timeout, wait
 
-    chosen = chosen_host(events, host, inventory)
+    chosen = chosen_host(events, host, inventory, run=run)
     result["run"] = run
     with Session(chosen, events) as session:
-        status = wait(session, run, timeout_s=timeout_s)
+        status = wait(session, run, timeout_s=timeout_s, on_run=lambda each: result.update(run=each))
     result.update(run=status["run"], state=status["state"])
     refuse_timeout(status, chosen.name)
     refuse_bad_end(status, chosen.name)

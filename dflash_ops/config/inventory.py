@@ -39,12 +39,17 @@ class _Place:
 
 
 def load_host(
-    name: str | None, inventory: Path | None, *, env: Mapping[str, str], last_host: str | None
+    name: str | None,
+    inventory: Path | None,
+    *,
+    env: Mapping[str, str],
+    last_host: str | None,
+    run_host: str | None = None,
 ) -> tuple[Host, str]:
     """The host and how it was chosen, for the reader.
 
-    `name` None: $DFLASH_OPS_HOST, then the host of the last run if the inventory still has it, then the only
-    host. Searched: `inventory` (file or folder); without it ./hosts, then $XDG_CONFIG_HOME/dflash-ops/hosts;
+    `name` None: the host of the run that is named (`run_host`), if the inventory still has it, then
+    $DFLASH_OPS_HOST, then the host of the last run, likewise, then the only host. Searched: `inventory` (file or folder); without it ./hosts, then $XDG_CONFIG_HOME/dflash-ops/hosts;
     last the bundled host `local`. A broken file stops only the search for a host that no other file has.
     Raises ConfigError.
     """
@@ -53,6 +58,8 @@ def load_host(
     known = {entry.name: entry for place in [fallback, *reversed(places)] for entry in place.entries.values()}
     if name is not None:
         return _load(_named(name, known, places, "--host")), "--host"
+    if run_host is not None and run_host in known:
+        return _load(known[run_host]), "host of that run"
     if env.get(ENVIRONMENT):
         return _load(_named(env[ENVIRONMENT], known, places, f"${ENVIRONMENT}")), f"${ENVIRONMENT}"
     if last_host is not None and last_host in known:

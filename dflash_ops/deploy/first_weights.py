@@ -47,6 +47,8 @@ class Here:
 
 def parsed(text: str) -> OnHost | Here:
     """A folder that is there is one; anything else is RUN or RUN:STEP. Raises OpsError (exit 2)."""
+    if not text:
+        raise _refused("nothing is named")
     folder = Path(os.path.expanduser(text))  # noqa: PTH111 -- an unknown `~user` stays as it is
     if os.path.isdir(folder):  # noqa: PTH112 -- Path.is_dir raises for a name that is too long
         return _here(folder)

@@ -99,9 +99,10 @@ class Ledger:
 
         return bool(rows) and self._do(write, False)
 
-    def entries(self, *, host: str | None = None, kind: str | None = None) -> list[Entry]:
+    def entries(self, *, host: str | None = None, kind: str | None = None, run: str | None = None) -> list[Entry]:
         """Newest first."""
-        wanted = {name: value for name, value in (("host", host), ("kind", kind)) if value is not None}
+        given = (("host", host), ("kind", kind), ("run", run))
+        wanted = {name: value for name, value in given if value is not None}
         where = " AND ".join(f"{name} = ?" for name in wanted) or "1"
         query = f"SELECT {_NAMES} FROM entries WHERE {where} ORDER BY started DESC, run DESC"
         return self._ask(query, tuple(wanted.values()))

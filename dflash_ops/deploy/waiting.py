@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from dflash_ops.deploy.chain import Teller, through_restarts
@@ -12,17 +13,20 @@ from dflash_ops.errors import ExitCode, OpsError
 from dflash_ops.transport import Conversation
 
 
-def wait(session: Session, run: str | None, *, timeout_s: float | None) -> dict[str, Any]:
+def wait(
+    session: Session, run: str | None, *, timeout_s: float | None, on_run: Callable[[str], None]
+) -> dict[str, Any]:
     """The status of `run` (None: the latest) once it has ended, or after `timeout_s` seconds: `timed_out` tells.
+    `on_run` gets the id of each that is waited for.
 
     A run that its host started again has not ended: then it is the status of what it became.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    *_, last = through_restarts(run, lambda each: _wait(session, each, deadline), session.events)
+    *_, last = through_restarts(run, lambda each: _wait(session, each, deadline, on_run), session.events)
     return last
 
 
-def _wait(session: Session, run: str | None, deadline: float | None) -> dict[str, Any]:
+def _wait(session: Session, run: str | None, deadline: float | None, on_run: Callable[[str], None]) -> dict[str, Any]:
     found, told = run, False
     tell = Teller(session.events)
 
@@ -34,6 +38,7 @@ def _wait(session: Session, run: str | None, deadline: float | None) -> dict[str
         tell(event)
         found = event["run"]
         if event["event"] == "waiting" and not told:
+            on_run(event["run"])
             session.events.emit("waiting", run=found)
             told = True
 

@@ -276,6 +276,8 @@ class HumanView:
             f"{escape(', '.join(event['devices']))}  from {utc(event['started'])}{escape(step)}{age}"
         )
         self._say_why(event.get("exit"))
+        if event["state"] == "STOPPED" and (event.get("exit") or {}).get("forced"):
+            self._say("  killed: it did not end within its grace; nothing after its last checkpoint is kept")
         if event.get("hint"):
             self._say(f"  lost: {escape(str(event['hint']))}")
         low = event.get("disk_low")

@@ -125,6 +125,7 @@ def test_one_that_was_gone_on_with_names_the_furthest(agent: Agent, work: Path, 
         assert (error.kind, error.exit) == ("gone_on", 8)
         assert "run three, which is SUCCEEDED and has a checkpoint at step 9; its own last is at step 3" in error.what
         assert "dflash-ops resume three" in error.error["fix"]
+        assert "to go back to step 3 all the same: dflash-ops deploy --playbook " in error.error["fix"]
         assert f"training.resume_from={work}/runs/{earlier}/out/checkpoints/step-000003" in error.error["fix"]
     assert resumable(agent, "three").result["step"] == 9
     launch(agent, staged, "four", parent="one", forever=True)

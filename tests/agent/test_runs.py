@@ -142,7 +142,10 @@ def test_stop_gets_a_checkpoint(agent: Agent, work: Path, staged: Packed) -> Non
 def test_stop_of_a_job_that_ignores_it(agent: Agent, staged: Packed) -> None:
     pid = launch(agent, staged, stubborn=True)["pid"]
     wait_ready(agent)
-    status = agent.call("stop", run="one", grace_s=0.5).result
+    reply = agent.call("stop", run="one", grace_s=0.5)
+    assert [event["phase"] for event in reply.events] == ["asked", "killed", "verified"]
+    assert "it did not end in 0.5 s and was killed" in reply.events[1]["what"]
+    status = reply.result
     assert (status["state"], status["exit"]["signal"], status["exit"]["forced"]) == ("STOPPED", 9, True)
     assert status["remaining"] == []
     assert not alive(pid)

@@ -25,10 +25,14 @@ def write(text: str, name: str) -> None:
 
 
 def load(
-    name: str | None = None, inventory: str | None = None, last: str | None = None, **env: str
+    name: str | None = None,
+    inventory: str | None = None,
+    last: str | None = None,
+    run_host: str | None = None,
+    **env: str,
 ) -> tuple[Host, str]:
     env = {"XDG_CONFIG_HOME": str(Path("xdg").absolute()), **env}
-    return load_host(name, Path(inventory) if inventory else None, env=env, last_host=last)
+    return load_host(name, Path(inventory) if inventory else None, env=env, last_host=last, run_host=run_host)
 
 
 def refused(name: str | None = None, inventory: str | None = None, **env: str) -> list[str]:
@@ -41,12 +45,16 @@ def test_the_order_of_choice() -> None:
     for name in ("a", "b", "c"):
         write(SSH, f"hosts/{name}.yaml")
     chosen = [
-        load("a", last="c", DFLASH_OPS_HOST="b"),
+        load("a", run_host="b", last="c", DFLASH_OPS_HOST="b"),
+        load(run_host="a", last="c", DFLASH_OPS_HOST="b"),
+        load(run_host="gone", last="c", DFLASH_OPS_HOST="b"),
         load(last="c", DFLASH_OPS_HOST="b"),
         load(last="c"),
     ]
     assert [(host.name, why) for host, why in chosen] == [
         ("a", "--host"),
+        ("a", "host of that run"),
+        ("b", "$DFLASH_OPS_HOST"),
         ("b", "$DFLASH_OPS_HOST"),
         ("c", "host of the last run"),
     ]

@@ -293,9 +293,18 @@ def test_a_second_deploy_is_refused_with_the_name_of_the_living_run(desk: Desk) 
 def test_stop_of_a_job_that_does_not_listen(desk: Desk) -> None:
     desk.write_playbook("deaf", faults=("ignores-sigterm", "slow-steps"), training={"steps": 5000})
     run = desk.deploy("--detach", playbook="deaf").result["run"]
+    with desk.started("stop", "--grace", "1") as stopping:
+        stopping.until_event("phase")
+        stopping.kill(signal.SIGINT)
+        notice, result = stopping.rest()
+    # what was asked for is its host's to do
+    assert f"its host goes on ending run {run}" in notice["text"]
+    assert (result["exit"], result["run"]) == (130, run)
+    assert desk.run("wait").result["state"] == "STOPPED"
     stopped = desk.run("stop", "--grace", "1")
     assert stopped.code == 0
     assert stopped.named("run")[0]["exit"]["forced"] is True
+    assert "killed: it did not end within its grace" in desk.type("status", "--host", "box").err
     assert processes_of(run) == []
 
 

@@ -21,6 +21,12 @@ def test_what_was_known_is_told_with_its_age_and_read_anew(desk: Desk) -> None:
     assert told.named("chosen")[0]["why"] == "host of the last run"
     assert told.result["runs"] == [run]
 
+    # a command that is offered names a run, whichever host was the last
+    desk.environment["DFLASH_OPS_HOST"] = "other"
+    asked = desk.run("status", run, host=False)
+    assert (asked.code, asked.named("chosen")[0]["host"]) == (0, "box")
+    del desk.environment["DFLASH_OPS_HOST"]
+
     desk.write_host("box", NOBODY)
     for command in ("runs", "status"):
         known = desk.run(command)
