@@ -49,9 +49,9 @@ def load_host(
     """The host and how it was chosen, for the reader.
 
     `name` None: the host of the run that is named (`run_host`), if the inventory still has it, then
-    $DFLASH_OPS_HOST, then the host of the last run, likewise, then the only host. Searched: `inventory` (file or folder); without it ./hosts, then $XDG_CONFIG_HOME/dflash-ops/hosts;
-    last the bundled host `local`. A broken file stops only the search for a host that no other file has.
-    Raises ConfigError.
+    $DFLASH_OPS_HOST, then the host of the last run, likewise, then the only host. Searched: `inventory` (file or
+    folder); without it ./hosts, then $XDG_CONFIG_HOME/dflash-ops/hosts; last the bundled host `local`. A broken
+    file stops only the search for a host that no other file has. Raises ConfigError.
     """
     places = list(_places(inventory, env))
     fallback = _bundled_local()
