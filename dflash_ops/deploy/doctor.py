@@ -17,6 +17,7 @@ from dflash_ops.errors import ExitCode, OpsError
 MIN_FREE_BYTES = 256 << 20
 LOW_FREE_BYTES = 5 << 30
 MIN_FREE_INODES = 2000
+FREE_SPACE = "free space (`dflash-ops prune --dry-run` shows what could go)"
 MAX_CLOCK_SKEW_S = 60.0
 BUSY_GPU_SHARE = 0.05
 CACHES = {
@@ -72,13 +73,11 @@ def examine_host(host: Host, facts: Mapping[str, Any], environment: Mapping[str,
     free, inodes = facts["disk_free_bytes"], facts["inodes_free"]
     space = f"{_gib(free)} free in {facts['workdir']}"
     if free < MIN_FREE_BYTES:
-        found.append(
-            Diagnosis(Level.BLOCKER, where, f"{space}: a run needs more", "free space, or name another `workdir`")
-        )
+        what = f"{space}: a run needs {sized(MIN_FREE_BYTES)}"
+        found.append(Diagnosis(Level.BLOCKER, where, what, f"{FREE_SPACE}, or name another `workdir`"))
     elif free < LOW_FREE_BYTES:
-        found.append(
-            Diagnosis(Level.WARNING, where, f"{space}: checkpoints may fill it", "free space before a long run")
-        )
+        what = f"{space}: checkpoints may fill it"
+        found.append(Diagnosis(Level.WARNING, where, what, f"{FREE_SPACE} before a long run"))
     else:
         found.append(Diagnosis(Level.OK, where, space))
     # file systems without inodes of their own (btrfs) report 0 of 0
@@ -129,10 +128,10 @@ def _projected(
         f"{sized(need)} of {sized(free)} free"
     )
     if need > free:
-        fix = "free space (`dflash-ops prune` shows what could go), or lower run.keep_last"
+        fix = f"{FREE_SPACE}, or lower run.keep_last"
         return [Diagnosis(Level.BLOCKER, where, text, fix)]
     if need + log > free:
-        fix = "free space (`dflash-ops prune` shows what could go), or lower run.log_max_bytes"
+        fix = f"{FREE_SPACE}, or lower run.log_max_bytes"
         return [Diagnosis(Level.WARNING, where, f"{text}; with a log of {_gib(log)} it would not fit", fix)]
     return [Diagnosis(Level.OK, where, text)]
 
