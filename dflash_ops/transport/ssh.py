@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_ops.errors import OpsError, TransportError
-from dflash_ops.transport.hostkeys import HostKeyMode, HostKeyPolicy
+from dflash_ops.transport.hostkeys import HostKeyMode, HostKeyPolicy, fingerprint
 from dflash_ops.transport.tail import StreamTail
 from dflash_ops.transport.window import Windows, start
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from dflash_ops.config import Ssh
 
 CONNECT_TIMEOUT_S = 15
+SSH_PORT = 22
+KNOWN_HOSTS = "~/.ssh/known_hosts"
 STALL_TIMEOUT_S = 60.0
 """Nothing read or written for this long means a dead peer (paramiko's keepalive never tells)."""
 
@@ -75,6 +77,12 @@ class SshChannel:
 
     def abandon(self) -> None:
         self._channel.get_transport().close()
+
+
+def _forgetting(name: str, known_hosts: Path) -> str:
+    """The command that takes a host's key away. `name`: as the file has it, which an alias is not."""
+    other = known_hosts != Path(os.path.expanduser(KNOWN_HOSTS))  # noqa: PTH111
+    return f"ssh-keygen -R {shlex.quote(name)}" + (f" -f {shlex.quote(str(known_hosts))}" if other else "")
 
 
 def _quick_socket(host: str, port: int) -> socket.socket:
@@ -156,10 +164,11 @@ class SshTransport:
         if str(connection.ssh_config.get("proxyjump", "")).lower() == "none":
             # fabric takes the word for a host name
             connection.gateway = None
-        hop = connection
-        while hop is not None and not isinstance(hop, str):
+        hops = [connection]
+        while (jump := hops[-1].gateway) is not None and not isinstance(jump, str):
+            hops.append(jump)
+        for hop in hops:
             self._check_keys(hop, pinned=self._ssh.fingerprint if hop is connection else None)
-            hop = hop.gateway
         try:
             if connection.gateway is None:
                 connection.connect_kwargs["sock"] = _quick_socket(connection.host, connection.port)
@@ -168,11 +177,14 @@ class SshTransport:
             connection.close()
             raise
         except paramiko.BadHostKeyException as error:
+            changed = next((hop for hop in hops if hop.host == error.hostname), connection)
+            name = changed.host if changed.port == SSH_PORT else f"[{changed.host}]:{changed.port}"
+            forget = _forgetting(name, self._known_hosts(changed))
             raise TransportError(
-                f"the host key of {address} has CHANGED",
+                f"the host key of {name} has CHANGED: it is {fingerprint(error.key)} now",
                 kind="host_key",
                 where=self.where,
-                fix=f"find out why; only then `ssh-keygen -R {address}` and accept the new key",
+                fix=f"find out why; only then `{forget}` and accept the new key",
             ) from error
         except paramiko.PasswordRequiredException as error:
             raise TransportError(
@@ -197,9 +209,12 @@ class SshTransport:
             ) from error
         return connection
 
+    def _known_hosts(self, connection: Any) -> Path:
+        asked = str(connection.ssh_config.get("userknownhostsfile", KNOWN_HOSTS)).split()[0]
+        return Path(os.path.expanduser(self._ssh.known_hosts or asked))  # noqa: PTH111
+
     def _check_keys(self, connection: Any, pinned: str | None) -> None:
-        asked = str(connection.ssh_config.get("userknownhostsfile", "~/.ssh/known_hosts")).split()[0]
-        known_hosts = Path(os.path.expanduser(self._ssh.known_hosts or asked))  # noqa: PTH111
+        known_hosts = self._known_hosts(connection)
         client = connection.client
         if pinned is None:
             # a pinned key must be that key, whatever known_hosts says

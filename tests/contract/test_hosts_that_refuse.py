@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -95,7 +97,11 @@ def test_a_changed_host_key(desk: Desk, rig: Rig, tmp_path: Path) -> None:
     )
     done = desk.run("runs")
     assert done.code == 4
-    assert "CHANGED" in done.error["what"]
+    assert f"[127.0.0.1]:{rig.port} has CHANGED: it is {rig.host_key_fingerprint} now" in done.error["what"]
+    # what it names takes away that key, and no other
+    forget = done.error["fix"].split("`")[1]
+    subprocess.run(shlex.split(forget), check=True, capture_output=True)
+    assert desk.run("runs").code == 0
 
 
 def test_a_pinned_fingerprint(desk: Desk, rig: Rig, tmp_path: Path) -> None:
