@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +19,10 @@ View = Callable[[Event], None]
 
 @dataclass
 class Events:
-    """Numbers events, hands them to the view, and keeps them for the run's record once there is one."""
+    """Numbers events, hands them to the view, and keeps them for the run's record once there is one.
+
+    Several threads may emit: a host is reached while a release is built, files are collected side by side.
+    """
 
     view: View
     _sequence: int = 0
@@ -27,6 +31,7 @@ class Events:
     _masks: Masks = field(default_factory=Masks)
     _watchers: list[View] = field(default_factory=list)
     _ends: list[Callable[[], None]] = field(default_factory=list)
+    _one_at_a_time: threading.RLock = field(default_factory=threading.RLock)
 
     def watch(self, watcher: View, at_end: Callable[[], None]) -> None:
         """From now on `watcher` is called with each event, after it was shown and kept; `at_end` before the result."""
@@ -46,18 +51,19 @@ class Events:
         return self._masks.text(text)
 
     def emit(self, event: str, **facts: object) -> None:
-        self._sequence += 1
-        record: Event = {
-            "v": 1,
-            "seq": self._sequence,
-            "time": round(time.time(), 3),
-            "event": event,
-            **self._masks.value(facts),
-        }
-        self.view(record)
-        self._keep(record)
-        for watcher in self._watchers:
-            watcher(record)
+        with self._one_at_a_time:
+            self._sequence += 1
+            record: Event = {
+                "v": 1,
+                "seq": self._sequence,
+                "time": round(time.time(), 3),
+                "event": event,
+                **self._masks.value(facts),
+            }
+            self.view(record)
+            self._keep(record)
+            for watcher in self._watchers:
+                watcher(record)
 
     def _keep(self, record: Event) -> None:
         if record["event"] in ("log", "progress"):
@@ -71,9 +77,10 @@ class Events:
 
     def keep_in(self, path: Path) -> None:
         """From now on (and for all that was held) events are appended to `path`."""
-        self._file = path
-        append(path, b"".join(self._held))
-        self._held.clear()
+        with self._one_at_a_time:
+            self._file = path
+            append(path, b"".join(self._held))
+            self._held.clear()
 
 
 def append(path: Path, data: bytes) -> None:
