@@ -19,13 +19,13 @@ class Arguments:
     op: str
     values: Dict[str, Any]
 
-    def _bad(self, name: str, wanted: str) -> AgentError:
+    def _bad(self, name: str, wanted: str, fix: str = "see docs/agent-protocol.md") -> AgentError:
         got = f"got {self.values[name]!r:.80}" if name in self.values else "it is missing"
         return AgentError(
             "request",
             f"{name} must be {wanted}: {got}",
             f"request {self.op}",
-            "see docs/agent-protocol.md",
+            fix,
             ExitCode.USAGE,
         )
 
@@ -57,7 +57,11 @@ class Arguments:
         return self._run("run")
 
     def _run(self, name: str) -> str:
-        return self._matching(name, RUN_NAME, "letters, digits, '.', '_' or '-' (at most 100)")
+        value = self.values.get(name)
+        if isinstance(value, str) and RUN_NAME.fullmatch(value):
+            return value
+        # a person may have typed it
+        raise self._bad(name, "letters, digits, '.', '_' or '-' (at most 100)", "their names: dflash-ops runs")
 
     def optional_run(self, name: str = "run") -> Optional[str]:
         return None if self.values.get(name) is None else self._run(name)

@@ -53,6 +53,7 @@ def test_a_python_of_that_name_is_not_there(desk: Desk) -> None:
 def test_a_run_of_that_name_is_refused(desk: Desk) -> None:
     done = desk.run("status", NAME)
     assert (done.code, done.error["kind"]) == (2, "request"), done.out
+    assert done.error["fix"] == "their names: dflash-ops runs"
 
 
 @pytest.mark.parametrize("desk", WAYS[:2], indirect=True)
