@@ -93,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             _tell_programs(error)
         sys.exit(ExitCode.USAGE)
     except (KeyboardInterrupt, click.Abort):
+        # before the command itself could see to it: while its modules are read
+        _tell_interrupted("--json" in (sys.argv[1:] if argv is None else argv))
         sys.exit(ExitCode.INTERRUPTED)
 
 
@@ -104,3 +106,13 @@ def _tell_programs(error: click.ClickException) -> None:
 
     events = Events(json_view)
     events.emit("result", exit=int(say(events, usage_error(error), debug=False)))
+
+
+def _tell_interrupted(as_json: bool) -> None:
+    from dflash_ops.cli.common import view_for
+    from dflash_ops.deploy.events import Events
+    from dflash_ops.errors import ExitCode
+
+    events = Events(view_for(as_json))
+    events.emit("notice", text="interrupted: type it again")
+    events.emit("result", exit=int(ExitCode.INTERRUPTED))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
 import pytest
 
+from dflash_ops import cli
 from dflash_ops.cli.common import command_end
 from dflash_ops.deploy.events import Events
 
@@ -32,3 +34,18 @@ def test_interrupted(name: str, run: str | None, words: str, capfd: pytest.Captu
     with click.Context(click.Command(name), info_name=name):
         assert body(as_json=False, debug=False) == 130
     assert words in capfd.readouterr().err
+
+
+def test_interrupted_before_it_began(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def interrupted(**_: object) -> None:
+        raise click.Abort
+
+    monkeypatch.setattr(cli.group, "main", interrupted)
+    # main takes SIGTERM for itself
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(cli.os, "umask", lambda _: 0)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["runs", "--json"])
+    assert ended.value.code == 130
+    last = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert (last["event"], last["exit"]) == ("result", 130)
