@@ -8,6 +8,7 @@ ansible-core comes from a virtual environment in the temporary folder, made wher
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import datetime
 import json
@@ -15,6 +16,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -35,6 +37,7 @@ os.environ["PYTHONPATH"] = str(ROOT)
 # what is installed has its bytecode
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["PYTHONPYCACHEPREFIX"] = tempfile.mkdtemp(prefix="bench-wire-pycache-")
+atexit.register(shutil.rmtree, os.environ["PYTHONPYCACHEPREFIX"], ignore_errors=True)
 
 from dflash_ops.config import load_host, load_playbook  # noqa: E402
 from dflash_ops.deploy.events import Events  # noqa: E402
