@@ -33,9 +33,23 @@ def test_other():
 """
 
 
+GPU = """
+import pytest
+
+@pytest.mark.torch
+@pytest.mark.cuda(99)
+def test_gpu():
+    assert False
+"""
+
+
 def run(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_skips.py").write_text(SKIPS)
     (folder / "test_module.py").write_text("import pytest\npytest.importorskip('no_such_module')\n")
+    return started(folder, **env)
+
+
+def started(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", "pyproject.toml"]
     without_ci = {key: value for key, value in os.environ.items() if key != "CI"}
     return subprocess.run(
@@ -61,6 +75,14 @@ def test_elsewhere_they_skip(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 0
     assert "4 skipped, 1 xfailed" in done.stdout
+
+
+@pytest.mark.torch
+def test_in_ci_a_test_that_needs_a_gpu_may_skip(tmp_path: Path) -> None:
+    (tmp_path / "test_gpu.py").write_text(GPU)
+    done = started(tmp_path, CI="true")
+    assert done.returncode == 0, done.stdout
+    assert "needs 99 CUDA GPUs" in done.stdout and "1 skipped" in done.stdout
 
 
 def test_order_is_unit_contract_rig_trainer_and_slow_last() -> None:
