@@ -5,6 +5,7 @@ since `fabric.Connection.run` joins its buffers quadratically and paramiko never
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import socket
@@ -27,6 +28,8 @@ SSH_PORT = 22
 KNOWN_HOSTS = "~/.ssh/known_hosts"
 STALL_TIMEOUT_S = 60.0
 """Nothing read or written for this long means a dead peer (paramiko's keepalive never tells)."""
+BROKEN = (OSError, EOFError)
+"""What paramiko raises in whichever call sends something (an acknowledgement of bytes read, too) once a link is cut."""
 
 
 class SshChannel:
@@ -41,8 +44,8 @@ class SshChannel:
             data: bytes = self._channel.recv(size)
         except TimeoutError as error:
             raise self._stalled() from error
-        except OSError as error:
-            raise TransportError(f"the SSH connection broke: {error}", where=self._where, lost=True) from error
+        except BROKEN as error:
+            raise self._broke(error) from error
         return data
 
     def write(self, data: bytes) -> None:
@@ -53,8 +56,12 @@ class SshChannel:
                     view = view[self._channel.send(view) :]
         except TimeoutError as error:
             raise self._stalled() from error
-        except OSError as error:
-            raise TransportError(f"the SSH connection broke: {error}", where=self._where, lost=True) from error
+        except BROKEN as error:
+            raise self._broke(error) from error
+
+    def _broke(self, error: BaseException) -> TransportError:
+        words = f"the SSH connection broke: {error or type(error).__name__}"
+        return TransportError(words, where=self._where, lost=True)
 
     def _stalled(self) -> TransportError:
         words = f"nothing moved for {STALL_TIMEOUT_S:.0f} s on the SSH connection"
@@ -70,10 +77,15 @@ class SshChannel:
         return status if status >= 0 else None
 
     def finish_input(self) -> None:
-        self._channel.shutdown_write()
+        try:
+            self._channel.shutdown_write()
+        except BROKEN as error:
+            raise self._broke(error) from error
 
     def close(self) -> None:
-        self._channel.close()
+        # it says goodbye, which a cut link does not take
+        with contextlib.suppress(*BROKEN):
+            self._channel.close()
 
     def abandon(self) -> None:
         self._channel.get_transport().close()

@@ -27,7 +27,7 @@ class StreamTail:
             except TimeoutError:
                 # silence is no end
                 continue
-            except (OSError, ValueError):
+            except (OSError, EOFError, ValueError):
                 return
             if not chunk:
                 return
