@@ -48,13 +48,14 @@ class Windows:
         try:
             # any answer will do: OpenSSH refuses what it does not know
             self._transport.global_request("keepalive@openssh.com", wait=True)
+            with self._lock:
+                self._rtt_s = min(self._rtt_s or 0.0, time.monotonic() - started)
+                waiting = self._waiting or []
+            for channel in waiting:
+                self._widen(channel)
         except (OSError, EOFError):
+            # the link is cut: whoever reads or writes tells
             return
-        with self._lock:
-            self._rtt_s = min(self._rtt_s or 0.0, time.monotonic() - started)
-            waiting = self._waiting or []
-        for channel in waiting:
-            self._widen(channel)
 
     def _widen(self, channel: Any) -> None:
         from paramiko.common import cMSG_CHANNEL_WINDOW_ADJUST
