@@ -31,7 +31,7 @@ def conversing(
     asks the host (or looks at the disk here) how far it got, and goes on from there. `then` says so to the person:
     "the run goes on". Nothing is tried again inside the block: what is done there, nobody can know whether it came
     to pass. The last error is raised after `give_up_s` seconds without anything moving, and at once where the host was
-    never reached in this session.
+    never reached by this command.
     """
     patience = _Patience(session, then, give_up_s)
     while True:
