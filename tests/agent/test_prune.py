@@ -17,7 +17,7 @@ from dflash_ops.agent.orphans import mark_running
 from dflash_ops.agent.processes import ProcessId, boot_id
 from dflash_ops.agent.prune import Limits, plan
 from dflash_ops.agent.workdir import WorkDir
-from tests.agent.client import Agent, AgentFailed, manifest_of
+from tests.agent.client import Agent, AgentFailed, eventually, manifest_of
 
 NONE = Limits(runs=0, releases=0, environments=0, prepared=0, collected=None)
 
@@ -308,11 +308,11 @@ def ask_all(agent: Agent, **more: Any) -> dict[str, dict[str, Any]]:
 
 
 def ask(agent: Agent, **more: Any) -> dict[str, dict[str, Any]]:
-    """All but the agent that answers."""
+    """All but the agent that answers, with its bytecode and without."""
     items = ask_all(agent, **more)
-    (mine,) = [name for name, item in items.items() if item["kind"] == "agent"]
-    assert (items[mine]["fate"], items[mine]["why"]) == ("stays", "a process of it lives")
-    return {name: item for name, item in items.items() if name != mine}
+    mine = [item for item in items.values() if item["kind"] == "agent"]
+    assert {(item["fate"], item["why"]) for item in mine} == {("stays", "a process of it lives")}
+    return {name: item for name, item in items.items() if item not in mine}
 
 
 def test_over_the_wire(agent: Agent, work: Path) -> None:
@@ -324,6 +324,9 @@ def test_over_the_wire(agent: Agent, work: Path) -> None:
     # an earlier prune was killed between its two steps
     leftover = work / "runs/.trash/gone"
     leftover.mkdir(parents=True)
+    agent.call("facts")
+    # its bytecode is kept after the first answer
+    eventually(lambda: len(list((work / "agent").glob("*.pyz"))) == 2)
     before = sorted(work.rglob("*"))
     shown = ask(agent, dry_run=True)
     assert sorted(work.rglob("*")) == before
