@@ -66,9 +66,9 @@ def run(
     """Train as docs/trainer-contract.md says, into `out`.
 
     `limit_steps` ends after that many optimiser steps (the schedule stays that of the whole run); `longest_first` takes
-    the longest rows; `evaluate` judges the drafter at start and end, at the end of a stopped run only with
-    `evaluate_stopped`; `stop` is asked before any thread starts and before each step whether to end with a checkpoint.
-    Raises `InputError`, and `WorkerFailed` when a worker raised.
+    the longest rows, and judges on the longest sequence held out; `evaluate` judges the drafter at start and end, at
+    the end of a stopped run only with `evaluate_stopped`; `stop` is asked before any thread starts and before each step
+    whether to end with a checkpoint. Raises `InputError`, and `WorkerFailed` when a worker raised.
     """
     torch.set_num_threads(available_cpus())
     with _timed("loading"):
