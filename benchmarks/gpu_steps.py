@@ -70,9 +70,9 @@ def main() -> None:
     sys.exit(1 if bad else 0)
 
 
-def run_cases(wanted: list[dict[str, Any]], scratch: Path) -> list[dict[str, Any]]:
+def run_cases(wanted: list[dict[str, Any]], scratch: Path, *, at_once: int = AT_ONCE) -> list[dict[str, Any]]:
     """The figures of each case (`step_case.Case`), or why there are none; caches lie in `scratch`."""
-    with ThreadPoolExecutor(min(AT_ONCE, (os.cpu_count() or 2) // 2)) as pool:
+    with ThreadPoolExecutor(min(at_once, (os.cpu_count() or 2) // 2)) as pool:
         return list(pool.map(lambda case: _run_case(case, scratch), wanted))
 
 

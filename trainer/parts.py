@@ -98,7 +98,10 @@ def initial_weights(config: DrafterConfig, dtype: torch.dtype, seed: int) -> dic
 
 
 def load_parts(settings: Settings, *, longest_first: bool = False) -> Parts:
-    """Load everything. `longest_first`: train on the longest rows, longest first. Raises `InputError`."""
+    """Load everything. `longest_first`: the longest rows, longest first, and of what is held out the longest alone.
+
+    Raises `InputError`.
+    """
     work, training = settings.workload, settings.training
     placement = place(work, torch.cuda.device_count())
     # a GGUF file is converted before anything else reads it: its small files load much faster from there
@@ -117,6 +120,7 @@ def load_parts(settings: Settings, *, longest_first: bool = False) -> Parts:
     order: RowOrder
     if longest_first:
         order = FixedOrder(data.longest_rows(schedule.samples_per_step), schedule)
+        held_out = sorted(held_out, key=lambda each: -len(each.prompt) - len(each.answer))[:1]
     else:
         order = Sampler(data.rows, training.seed, schedule, start=start.position, first_step=start.step)
     return Parts(

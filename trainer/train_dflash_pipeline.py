@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from trainer.abort import Abort
+from trainer.at_work import AtWork
 from trainer.board import StepBoard, StepReport
 from trainer.checkpoint import save_checkpoint
 from trainer.collector import keep_from_collector, paused_collector
@@ -66,9 +67,9 @@ def run(
     """Train as docs/trainer-contract.md says, into `out`.
 
     `limit_steps` ends after that many optimiser steps (the schedule stays that of the whole run); `longest_first` takes
-    the longest rows; `evaluate` judges the drafter at start and end, at the end of a stopped run only with
-    `evaluate_stopped`; `stop` is asked before any thread starts and before each step whether to end with a checkpoint.
-    Raises `InputError`, and `WorkerFailed` when a worker raised.
+    the longest rows, and judges on the longest sequence held out; `evaluate` judges the drafter at start and end, at
+    the end of a stopped run only with `evaluate_stopped`; `stop` is asked before any thread starts and before each step
+    whether to end with a checkpoint. Raises `InputError`, and `WorkerFailed` when a worker raised.
     """
     torch.set_num_threads(available_cpus())
     with _timed("loading"):
@@ -137,9 +138,10 @@ class _Training:
             building.close()
             log.info("warmed up in %.1f s", time.monotonic() - started)
 
-        with contextlib.ExitStack() as building, steady_phase() as forbid:
+        at_work = AtWork(self._out / "at_work.ndjson")
+        with contextlib.closing(at_work), contextlib.ExitStack() as building, steady_phase() as forbid:
             building.enter_context(paused_collector())
-            workers = self._workers(Gate(self._parties, self._abort, on_open=opened))
+            workers = self._workers(Gate(self._parties, self._abort, on_open=opened), at_work)
             for worker in workers:
                 worker.start()
             self._join(workers)
@@ -152,7 +154,7 @@ class _Training:
     def _parties(self) -> int:
         return len(self._parts.placement.drafters) + len(self._parts.placement.targets)
 
-    def _workers(self, gate: Gate) -> list[Worker]:
+    def _workers(self, gate: Gate, at_work: AtWork) -> list[Worker]:
         parts, work, training = self._parts, self._parts.settings.workload, self._parts.settings.training
         drafters = parts.placement.drafters
         board = StepBoard(len(drafters), self._write_step)
@@ -169,6 +171,7 @@ class _Training:
             ),
             stop=self._stop,
             after_step=self._after_step,
+            before_step=at_work.note,
         )
         workers: list[Worker] = [
             TargetWorker(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -157,7 +157,8 @@ class TrainingPlan:
 
     `first_step` optimiser steps are done already; it ends after `last_step`. `rate(step)` is the learning rate of
     optimiser step `step` (from 0). `stop` asks for an early end, after a whole step. `after_step(worker, done, last)`
-    runs in every drafter's thread after each step, before its next one.
+    runs in every drafter's thread after each step, before its next one; `before_step(worker, number, samples)` once it
+    has the samples of step `number` (from 1).
     """
 
     first_step: int
@@ -167,6 +168,7 @@ class TrainingPlan:
     rate: Callable[[int], float]
     stop: Callable[[], bool]
     after_step: Callable[[int, int, bool], None]
+    before_step: Callable[[int, int, Sequence[int]], None] = lambda _worker, _number, _samples: None
 
 
 class DrafterWorker(Worker):
@@ -226,6 +228,8 @@ class DrafterWorker(Worker):
         started = time.monotonic()
         batches = [self._take() for _ in range(plan.accumulation)]
         waited = time.monotonic() - started
+        samples = tuple(row for each in batches for row in each.row_ids)
+        plan.before_step(self._index, step + 1, samples)
         # one worker's look at the flag counts for all: they must stop after the same step
         asked = 1.0 if self._index == 0 and plan.stop() else 0.0
         weight, stop = self._exchange.scalars(self._index, [sum(each.weight_sum for each in batches), asked])
@@ -243,7 +247,6 @@ class DrafterWorker(Worker):
         last = bool(stop) or done == plan.last_step
         self.steps_done = done
         if last or done % plan.log_every == 0:
-            samples = tuple(row for each in batches for row in each.row_ids)
             report = WorkerReport(self._index, samples, waited, tuple(stats.numbers()), float(norm), rate)
             self._board.post(done, report)
         plan.after_step(self._index, done, last)

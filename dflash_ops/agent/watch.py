@@ -14,7 +14,7 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from .files import open_regular
 
@@ -29,6 +29,7 @@ _LINE_LIMIT = 4 * 1024 * 1024
 @dataclass(frozen=True)
 class Trouble:
     """Why a run is ended. `step`: its last step, or the one whose loss is none; `record`: that step's record;
+    `at_work`: of a stall, the step and samples that each worker had begun, where the trainer says;
     `good_step`: the last recorded one before it whose loss and gradient norm are finite, None: there is none;
     `good_checkpoint`: path of the newest checkpoint that is not younger, filled in at the end."""
 
@@ -37,6 +38,7 @@ class Trouble:
     step: Optional[int] = None
     seconds: Optional[float] = None
     record: Optional[Dict[str, Any]] = None
+    at_work: Optional[List[Dict[str, Any]]] = None
     good_step: Optional[int] = None
     good_checkpoint: Optional[str] = None
 
@@ -119,7 +121,17 @@ class Watch:
             return None
         after = "before the first step" if self._step is None else f"after step {self._step}"
         what = f"no metrics record for {silent:.0f} s {after} ({name} is {patience:g})"
-        return Trouble(STALLED, what, self._step, round(silent, 1))
+        return Trouble(STALLED, what, self._step, round(silent, 1), at_work=self._at_work() or None)
+
+    def _at_work(self) -> List[Dict[str, Any]]:
+        """What each worker wrote before its step; a line that is not whole says nothing."""
+        try:
+            with open_regular(self._metrics.with_name("at_work.ndjson")) as file:
+                lines = file.read(_CHUNK).splitlines()
+        except OSError:
+            return []
+        found = (_object(line) for line in lines)
+        return [each for each in found if each is not None and isinstance(each.get("samples"), list)]
 
     def _patience(self) -> Tuple[float, str]:
         trains = self._step is not None and (self._last_step is None or self._reached < self._last_step)
@@ -127,11 +139,8 @@ class Watch:
 
     def _records(self) -> Iterator[Dict[str, Any]]:
         for line in self._lines():
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict) and isinstance(record.get("kind"), str):
+            record = _object(line)
+            if record is not None and isinstance(record.get("kind"), str):
                 yield record
 
     def _lines(self) -> Iterator[bytes]:
@@ -150,3 +159,11 @@ class Watch:
                 if len(self._rest) > _LINE_LIMIT:
                     self._rest = b""
                 yield from lines
+
+
+def _object(line: bytes) -> Optional[Dict[str, Any]]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -30,9 +30,11 @@ def what_next(run: str, ended: Exit | None) -> str:
     reason = reason_of(ended)
     if reason.get("kind") == "stalled":
         stacks = f"the stacks of its threads end its log: `dflash-ops tail-logs {run} -n 200`"
-        return f"{stacks}; to go on: `dflash-ops resume {run}`"
+        samples = samples_by_worker(reason.get("at_work"))
+        tried = f"; the samples at work, by worker: {samples}" if samples else ""
+        return f"{stacks}; to go on: `dflash-ops resume {run}`{tried}"
     if reason.get("kind") == "non_finite":
-        samples = samples_of(reason.get("record"))
+        samples = samples_by_worker((reason.get("record") or {}).get("workers"))
         step, good = reason.get("step"), reason.get("good_checkpoint")
         tried = f"; the samples of step {step}, by worker: {samples}" if samples else ""
         if good is None:
@@ -77,9 +79,8 @@ def _step(checkpoint: Path) -> float:
     return step if isinstance(step, int) else math.inf
 
 
-def samples_of(record: object) -> str:
-    """`0: 12, 7; 1: 3, 9` of a `step` record."""
-    workers = record.get("workers") if isinstance(record, dict) else None
+def samples_by_worker(workers: object) -> str:
+    """`0: 12, 7; 1: 3, 9` of the `workers` of a step."""
     if not isinstance(workers, list):
         return ""
     return "; ".join(

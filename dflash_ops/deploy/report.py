@@ -88,13 +88,17 @@ def _origin(run: dict[str, Any], settings: dict[str, Any]) -> str:
 
 
 def _record_that_ended_it(ended: dict[str, Any] | None) -> Iterator[str]:
-    record = reason_of(ended).get("record")
-    if not record:
+    reason = reason_of(ended)
+    record, at_work = reason.get("record"), reason.get("at_work")
+    if record:
+        yield "The record whose loss or gradient norm is not finite; it names the samples of each worker:"
+    elif at_work:
+        yield "The step and the samples that each worker had begun when the run hung:"
+    else:
         return
-    yield "The record whose loss or gradient norm is not finite; it names the samples of each worker:"
     yield ""
     yield "```json"
-    yield json.dumps(record)
+    yield json.dumps(record or at_work)
     yield "```"
     yield ""
 

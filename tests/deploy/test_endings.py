@@ -38,6 +38,11 @@ def test_why_it_was_ended_is_told_everywhere(desk: Desk, fault: str, kind: str, 
     assert json.loads((folder / "exit.json").read_text())["reason"]["kind"] == kind
     if kind == "stalled":
         assert any("in compute" in line for line in done.log), "the stack of the worker that hangs"
+        at_work = ended["exit"]["reason"]["at_work"]
+        assert [(each["worker"], each["step"]) for each in at_work] == [(0, 5), (1, 5)]
+        samples = ", ".join(map(str, at_work[0]["samples"]))
+        assert f"; the samples at work, by worker: 0: {samples}; 1: " in done.error["fix"]
+        assert json.loads(report.split("```json\n")[1].split("```")[0]) == at_work
     else:
         record = ended["exit"]["reason"]["record"]
         assert [worker["worker"] for worker in record["workers"]] == [0, 1]

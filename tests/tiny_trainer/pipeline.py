@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import checkpoint, files
+from .at_work import AtWork
 from .data import Sampler, load_rows
 from .evaluate import evaluate
 from .exchange import Exchange
@@ -63,7 +64,8 @@ def run(
     if before:
         metrics.write("evaluation", first, when="start", **before.to_json())
     team = Team(settings.workload.drafter_threads)
-    drafters, queues = _workers(settings, target, sampler, team, parameters, optimizer, (first, last))
+    at_work = AtWork(out / "at_work.ndjson")
+    drafters, queues = _workers(settings, target, sampler, team, parameters, optimizer, (first, last), at_work)
     step = first
     saved: Path | None = None
     try:
@@ -124,6 +126,7 @@ def _workers(
     parameters: Parameters,
     optimizer: AdamW,
     span: tuple[int, int],
+    at_work: AtWork,
 ) -> tuple[list[DrafterWorker], list[list[queue.Queue[Batch]]]]:
     """Start every thread; each replica gets copies of its own."""
     shape = settings.workload
@@ -135,7 +138,9 @@ def _workers(
     drafters = []
     for index in range(shape.drafter_threads):
         own = AdamW(settings.training, copy(optimizer.first), copy(optimizer.second), optimizer.step)
-        drafters.append(DrafterWorker(index, settings, copy(parameters), own, queues[index], exchange, team, *span))
+        drafter = DrafterWorker(index, settings, copy(parameters), own, queues[index], exchange, team, *span)
+        drafter.at_work = at_work
+        drafters.append(drafter)
     for index in targets:
         worker = TargetWorker(index, settings, target, sampler, queues, team, *span)
         team.start(f"target-{index}", worker.run)

@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Callable
 
+from .at_work import AtWork
 from .data import Row, Sampler
 from .exchange import Averaged, Exchange
 from .model import Block, Parameters, StepOutput, add, forward_backward
@@ -127,6 +128,7 @@ class DrafterWorker:
     first: int
     last: int
     observe: Callable[[Seen], None] | None = None
+    at_work: AtWork | None = None
     moved: int = 0
     report: StepReport | None = None
     _number: int = field(init=False)
@@ -157,12 +159,14 @@ class DrafterWorker:
         waited = 0.0
         for _ in range(self.settings.workload.accumulation):
             batch, wait = self._next()
+            rows += batch.rows
+            if self.at_work:
+                self.at_work.note(self.index, step + 1, rows)
             output = self.compute(step, batch.blocks)
             if total is None:
                 total = output
             else:
                 add(total, output)
-            rows += batch.rows
             blocks += batch.blocks
             waited += wait
         assert total is not None

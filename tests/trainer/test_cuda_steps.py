@@ -175,6 +175,37 @@ def test_two_threads_on_one_gpu(name: str, together: bool) -> None:
         check_steps(built, reference, steps=steps, accumulation=1)
 
 
+@pytest.mark.cuda(2)
+@pytest.mark.parametrize("name", GRAPHED)
+def test_captures_while_another_gpu_allocates_and_waits(name: str) -> None:
+    steps, other, done = 3, torch.device("cuda:1"), threading.Event()
+
+    def disturb() -> None:
+        with own_device(other):
+            size = 1 << 20
+            while not done.is_set():
+                # another size each time: the allocator has to ask CUDA
+                torch.ones(size, device=other)
+                torch.cuda.synchronize(other)
+                size = size % (1 << 28) + (1 << 20)
+
+    def work(_index: int, built: Built) -> Built:
+        for step in range(steps):
+            take_step(built, step, accumulation=1)
+        return built
+
+    thread = threading.Thread(target=disturb, name="another GPU's")
+    thread.start()
+    try:
+        strategy, safe = STRATEGIES[name], name.replace("-", "_")
+        (built,), counts = on_the_gpu(1, lambda _index: build(strategy, f"beside_{safe}", device="cuda:0"), work)
+    finally:
+        done.set()
+        thread.join()
+    assert counts == [0, steps * strategy.replays_per_step(1, 1)]
+    check_steps(built, train_plainly(steps, accumulation=1, replicas=1)[0], steps=steps, accumulation=1)
+
+
 def test_rate_and_scale_are_read_at_every_replay() -> None:
     def work(_index: int, built: Built) -> None:
         step, given = built.step, data(0, 0, 0).to(GPU)

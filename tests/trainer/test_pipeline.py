@@ -93,6 +93,9 @@ def test_what_a_run_writes(out: Path, make_settings: Any, prepared_folder: Path)
     ]  # fmt: skip
     assert {each["v"] for each in metrics(out)} == {1}
     assert sorted(each.name for each in (out / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
+    at_work = [json.loads(line) for line in (out / "at_work.ndjson").read_text().splitlines()]
+    last = steps(out)[-1]["workers"]
+    assert at_work == [{"worker": each["worker"], "step": 4, "samples": each["samples"]} for each in last]
     for name in ("config.json", "model.safetensors", "manifest.json", "resume/state.json"):
         assert (out / "checkpoints" / "step-000004" / name).is_file()
     (start, end) = (each for each in metrics(out) if each["kind"] == "evaluation")

@@ -18,6 +18,7 @@ from trainer.canary.evidence import Evidence, Outcome
 from trainer.canary.out_of_memory import explained
 from trainer.canary.rehearsal import rehearse
 from trainer.errors import WorkerFailed
+from trainer.parts import load_parts
 from trainer.settings import Settings, settings_from_json
 
 pytestmark = pytest.mark.torch
@@ -56,6 +57,13 @@ def test_sigterm_ends_it_after_its_steps_though_the_training_is_no_longer(small:
     assert (result["outcome"], result["steps"]) == ("stopped", 2)
     records = [json.loads(line) for line in (tmp_path / "rehearsal" / "metrics.ndjson").read_text().splitlines()]
     assert [record["step"] for record in records if record["kind"] == "step"] == [1, 2]
+
+
+def test_of_what_is_held_out_the_longest_is_judged(small: Settings) -> None:
+    everything = load_parts(small).held_out
+    assert len(everything) > 1
+    (taken,) = load_parts(small, longest_first=True).held_out
+    assert len(taken.prompt) + len(taken.answer) == max(len(each.prompt) + len(each.answer) for each in everything)
 
 
 def test_a_run_that_is_deaf_to_sigterm_is_seen(

@@ -150,3 +150,24 @@ def test_a_replaced_file_is_read_anew_and_a_link_is_not_followed(metrics: Path, 
     other, _ = watching(tmp_path / "link")
     (tmp_path / "link").symlink_to(metrics)
     assert other.look() is None
+
+
+def test_what_was_at_work_when_it_hung(metrics: Path) -> None:
+    begun = [{"worker": 0, "step": 8, "samples": [3, 17]}, {"worker": 1, "step": 8, "samples": [5]}]
+    lines = [json.dumps(each).ljust(100) for each in begun]
+    # a line that is just being written, and one that is something else
+    at_work = metrics.with_name("at_work.ndjson")
+    at_work.write_text("\n".join([*lines, '{"worker": 2, "samp', "[]", '{"worker": 3}']))
+    watch, clock = watching(metrics)
+    add(metrics, step(7))
+    assert watch.look() is None
+    clock.now += 10
+    trouble = watch.look()
+    assert trouble is not None and trouble.to_json()["at_work"] == begun
+
+
+def test_a_trainer_need_not_say_what_is_at_work(metrics: Path) -> None:
+    watch, clock = watching(metrics)
+    clock.now += 100
+    trouble = watch.look()
+    assert trouble is not None and trouble.to_json()["at_work"] is None

@@ -24,6 +24,10 @@ from trainer.step import Batch, FrozenHead, StepStats, TrainingStep, mask_builde
 
 Named = dict[str, Tensor]
 
+_LATE_CYCLES = 40_000_000
+"""Of a GPU's clock: about 20 ms, far more than the host needs to queue an exchange and an update."""
+_LATE_BYTES = 64 << 20
+
 
 @dataclass
 class StepRecord:
@@ -142,11 +146,16 @@ class WatchedStep:
 
 
 class WatchedExchange:
-    """An `Exchange` that keeps each worker's gradients as they were before it."""
+    """An `Exchange` that keeps each worker's gradients as they were before it.
+
+    On CUDA each worker in turn then comes late, step by step: an exchange, or an update, that does not wait for another
+    worker's stream is wrong for certain, not once in a thousand steps.
+    """
 
     def __init__(self, inner: Exchange, records: Sequence[WorkerRecord]) -> None:
         self._inner = inner
         self._records = records
+        self._steps = [0] * len(records)
 
     def open(self) -> None:
         """See `Exchange`."""
@@ -161,7 +170,25 @@ class WatchedExchange:
         if len(self._records) > 1:
             record = self._records[worker]
             record.step.own = {name: host_copy(each) for name, each in zip(record.names, gradients, strict=True)}
+            if gradients[0].is_cuda and self._steps[worker] % len(self._records) == worker:
+                _come_late(gradients)
+            self._steps[worker] += 1
         self._inner.gradients(worker, gradients)
+
+
+@torch.no_grad()
+def _come_late(gradients: Sequence[Tensor]) -> None:
+    """On the thread's stream: zeros, a wait on the GPU, the gradients again; of as many of them as take little room."""
+    chosen, room = [], _LATE_BYTES
+    for each in sorted(gradients, key=lambda each: each.nbytes):
+        room -= each.nbytes
+        if room < 0:
+            break
+        chosen.append(each)
+    kept = [each.clone() for each in chosen]
+    torch._foreach_zero_(chosen)
+    torch.cuda._sleep(_LATE_CYCLES)
+    torch._foreach_copy_(chosen, kept)
 
 
 @dataclass(frozen=True)
