@@ -52,7 +52,7 @@ from tests.rig.rig import Rig  # noqa: E402
 
 ANSIBLE = Path(tempfile.gettempdir()) / "dflash-ops-bench-ansible"
 PYTHON = sys.executable
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 CONTAINER_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -255,7 +255,12 @@ def raw_bytes(place: Place, size: int, times: int) -> None:
         }
         for name, way in ways.items():
             spent = min(seconds(way) for _ in range(times))
-            place.keep(f"{name}, MiB/s", size / MIB / spent)
+            place.keep(f"{sized(size)} {name}, MiB/s", size / MIB / spent)
+    blob.unlink()
+
+
+def sized(size: int) -> str:
+    return f"{size // MIB} MiB" if size < GIB else f"{size // GIB} GiB"
 
 
 def our_bytes(place: Place, session: Session, folder: Path, size: int, times: int) -> None:
@@ -286,7 +291,7 @@ def our_bytes(place: Place, session: Session, folder: Path, size: int, times: in
             conversation.request("runs")
             for way, work in (("up", up), ("down", down)):
                 spent = min(seconds(partial(work, conversation)) for _ in range(times))
-                place.keep(f"{way}, dflash-ops over {name}, MiB/s", size / MIB / spent)
+                place.keep(f"{sized(size)} {way}, dflash-ops over {name}, MiB/s", size / MIB / spent)
     blob.unlink()
 
 
@@ -363,9 +368,9 @@ def measure(place: Place, steps: Callable[[], Steps], quick: bool) -> None:
     other_deploys(place, steps(), "fabric", by_fabric, 1)
     if not (quick and place.rtt_ms):
         other_deploys(place, steps(), "ansible-core", by_ansible, 1)
-    size = (8 if quick else 64) * MIB
-    times = 1 if quick or place.rtt_ms else 2
-    raw_bytes(place, size, times)
+    sizes = {8 * MIB: 1} if quick else {64 * MIB: 1 if place.rtt_ms else 2, GIB: 1}
+    for size, times in sizes.items():
+        raw_bytes(place, size, times)
     work = place.folder / "work"
     desk.write_host("box", place.host_text("ssh", str(work)))
     done = desk.deploy("--detach", "--skip-canary", "--reason", "benchmark", playbook="slow")
@@ -378,7 +383,8 @@ def measure(place: Place, steps: Callable[[], Steps], quick: bool) -> None:
         assert desk.run("stop").code == 0
         with Session(host, Events(lambda event: None)) as session:
             logs(place, session, run, work / "runs" / run, quick)
-            our_bytes(place, session, work / "runs" / run, size, times)
+            for size, times in sizes.items():
+                our_bytes(place, session, work / "runs" / run, size, times)
     finally:
         desk.run("stop")
 
@@ -450,11 +456,12 @@ def ratios(figures: dict[str, dict[str, float]]) -> str:
         for other in ("ansible-core", "fabric"):
             names = (f"{kind} deploy, {other}, s", f"{kind} deploy, dflash-ops, s")
             wanted.append((f"{kind} deploy, time of {other} / dflash-ops", *names))
-    for way in ("down", "up"):
-        for over in ("paramiko", "system ssh"):
-            for other in ("ssh cat", "scp"):
-                names = (f"{way}, dflash-ops over {over}, MiB/s", f"{way}, {other}, MiB/s")
-                wanted.append((f"{way}, rate of dflash-ops over {over} / {other}", *names))
+    for size in ("8 MiB", "64 MiB", "1 GiB"):
+        for way in (f"{size} down", f"{size} up"):
+            for over in ("paramiko", "system ssh"):
+                for other in ("ssh cat", "scp"):
+                    names = (f"{way}, dflash-ops over {over}, MiB/s", f"{way}, {other}, MiB/s")
+                    wanted.append((f"{way}, rate of dflash-ops over {over} / {other}", *names))
     found: dict[str, dict[str, float]] = {}
     for rtt, column in figures.items():
         found[rtt] = {name: column[a] / column[b] for name, a, b in wanted if a in column and b in column}
