@@ -8,7 +8,8 @@ Keys are [context S | block 0 | ... | block A-1], queries are the blocks only:
 3. it sees no other block;
 4. a padding slot sees no context but does see itself, so that no row is empty (an empty row is NaN).
 
-The same rules are in SpecForge, TorchSpec and NeMo AutoModel; rule 4 is AutoModel's form of it.
+The same rules are in SpecForge, TorchSpec and NeMo AutoModel; rule 4 is AutoModel's form of it. A sliding layer sees
+less by rules 1 and 2, as its `drafter_config.SlidingWindow` says.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from trainer.anchors import Anchors
+from trainer.drafter_config import DrafterConfig, SlidingWindow
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 _TILE = 128
@@ -31,28 +34,58 @@ def context_limits(anchors: Anchors, lengths: Tensor) -> Tensor:
     return limits.masked_fill(~anchors.keep, 0)
 
 
-def dense_block_mask(anchors: Anchors, lengths: Tensor, seq_len: int, block_size: int) -> Tensor:
+def dense_block_mask(
+    anchors: Anchors, lengths: Tensor, seq_len: int, block_size: int, window: SlidingWindow | None = None
+) -> Tensor:
     """The mask for SDPA: bool [N, 1, A * B, S + A * B], True where a query may look."""
-    return dense_mask_of(context_limits(anchors, lengths), seq_len, block_size)
+    return dense_mask_of(context_limits(anchors, lengths), seq_len, block_size, window)
 
 
-def dense_mask_of(limits: Tensor, seq_len: int, block_size: int) -> Tensor:
+def dense_block_masks(config: DrafterConfig, anchors: Anchors, lengths: Tensor, seq_len: int) -> tuple[Tensor, ...]:
+    """What a drafter's forward takes: one dense mask for each of `config.attention_types`."""
+    return tuple(
+        dense_block_mask(anchors, lengths, seq_len, config.block_size, config.window_of(kind))
+        for kind in config.attention_types
+    )
+
+
+def dense_mask_of(limits: Tensor, seq_len: int, block_size: int, window: SlidingWindow | None = None) -> Tensor:
     """The same from `context_limits`."""
-    limits = limits.repeat_interleave(block_size, dim=1)
+    starts, ends = context_ranges(limits, block_size, window)
     position = torch.arange(seq_len, device=limits.device)
-    context = position < limits[:, :, None]
-    slot = torch.arange(limits.shape[1], device=limits.device) // block_size
-    own = (slot[:, None] == slot).expand(limits.shape[0], -1, -1)
-    return torch.cat([context, own], dim=2)[:, None]
+    context = (position >= starts[:, :, None]) & (position < ends[:, :, None])
+    query = torch.arange(ends.shape[1], device=limits.device)
+    own = query[:, None] // block_size == query // block_size
+    if window is not None and window.causal:
+        own = own & (query[:, None] >= query)
+    return torch.cat([context, own.expand(limits.shape[0], -1, -1)], dim=2)[:, None]
 
 
-def block_mask_mod(limits: Tensor, seq_len: int, block_size: int) -> MaskMod:
+def context_ranges(limits: Tensor, block_size: int, window: SlidingWindow | None) -> tuple[Tensor, Tensor]:
+    """The context of every query, from `context_limits`: its keys are start .. end - 1, long [N, A * B] each."""
+    ends = limits[:, :, None].expand(-1, -1, block_size)
+    if window is None:
+        starts = torch.zeros_like(ends)
+    else:
+        # a limit is the anchor, or 0 for padding, whose range is empty whatever its start
+        starts = ends - window.reach + window.step * torch.arange(block_size, device=limits.device)
+    return starts.flatten(1), ends.flatten(1)
+
+
+def block_mask_mod(limits: Tensor, seq_len: int, block_size: int, window: SlidingWindow | None = None) -> MaskMod:
     """The same rules as a flex attention `mask_mod(batch, head, query, key)`, of `context_limits`."""
+    # plain numbers: this is traced into the attention kernel
+    reach, step = (window.reach, window.step) if window else (seq_len, 0)
+    sliding, causal = window is not None, window is not None and window.causal
 
     def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         slot = query // block_size
         own = (key >= seq_len) & ((key - seq_len) // block_size == slot)
-        return (key < limits[batch, slot]) | own
+        if not sliding:
+            return (key < limits[batch, slot]) | own
+        limit = limits[batch, slot]
+        context = (key < limit) & (key >= limit - reach + step * (query - slot * block_size))
+        return context | (own & (key - seq_len <= query) if causal else own)
 
     return mask_mod
 
@@ -61,27 +94,30 @@ class FlexMask:
     """Makes the flex attention mask of one bucket from `context_limits`, long [N, `slots`].
 
     The same as `create_block_mask` gives, without ever having the mask itself (92 million entries at 3072 tokens and
-    512 blocks of 16): a tile's count of visible entries is a sum over slots. Only kernels of its device, no value comes
-    to the host, so that it may be inside a CUDA graph. The tile size stays at flex attention's 128: the drafter's block
-    size there fails in Inductor's lowering.
+    512 blocks of 16): a tile's count of visible entries is a sum over queries. Only kernels of its device, no value
+    comes to the host, so that it may be inside a CUDA graph. The tile size stays at flex attention's 128: the drafter's
+    block size there fails in Inductor's lowering.
     """
 
-    def __init__(self, seq_len: int, block_size: int, slots: int, device: torch.device) -> None:
+    def __init__(
+        self, seq_len: int, block_size: int, slots: int, device: torch.device, window: SlidingWindow | None = None
+    ) -> None:
         self._seq_len = seq_len
         self._block_size = block_size
+        self._window = window
         queries = slots * block_size
         self._lengths = (queries, seq_len + queries)
-        slot_starts = torch.arange(slots, device=device) * block_size
-        query_tiles = torch.arange(-(-queries // _TILE), device=device) * _TILE
         self._key_tiles = torch.arange(-(-self._lengths[1] // _TILE), device=device) * _TILE
-        # how many of a tile's queries are of a slot, and how many of a tile's keys: float32, whose products are exact
-        self._queries = _overlap(query_tiles[:, None], slot_starts, block_size).float()
-        self._own = _overlap(self._key_tiles, seq_len + slot_starts[:, None], block_size)
+        query = torch.arange(queries, device=device)
+        first = query // block_size * block_size
+        last = query if window is not None and window.causal else first + block_size - 1
+        own = _overlap(self._key_tiles, seq_len + first[:, None], seq_len + last[:, None] + 1)
+        self._own = _by_query_tile(own[None])
 
     def __call__(self, limits: Tensor) -> BlockMask:
         """The mask of `limits`, which it goes on reading."""
-        context = (limits[:, :, None] - self._key_tiles).clamp(0, _TILE)
-        visible = self._queries @ (context + self._own).float()
+        starts, ends = context_ranges(limits, self._block_size, self._window)
+        visible = _by_query_tile(_overlap(self._key_tiles, starts[:, :, None], ends[:, :, None])) + self._own
         full = visible == _TILE * _TILE
         partial = (visible > 0) & ~full
         # one by one: parts of a stacked tensor would not be aligned as compiled code wants its inputs
@@ -100,14 +136,19 @@ class FlexMask:
             full_q_num_blocks=full_q_counts,
             full_q_indices=full_q_tiles,
             BLOCK_SIZE=(_TILE, _TILE),
-            mask_mod=block_mask_mod(limits, self._seq_len, self._block_size),
+            mask_mod=block_mask_mod(limits, self._seq_len, self._block_size, self._window),
         )
 
 
-def _overlap(tiles: Tensor, starts: Tensor, length: int) -> Tensor:
-    """How much of [start, start + length) lies in each tile."""
-    ends = torch.minimum(tiles + _TILE, starts + length)
-    return (ends - torch.maximum(tiles, starts)).clamp(min=0)
+def _overlap(tiles: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
+    """How much of [start, end) lies in each tile."""
+    return (torch.minimum(tiles + _TILE, ends) - torch.maximum(tiles, starts)).clamp(min=0)
+
+
+def _by_query_tile(counts: Tensor) -> Tensor:
+    """[N, queries, key tiles] summed over the queries of each tile."""
+    padding = -counts.shape[1] % _TILE
+    return F.pad(counts, (0, 0, 0, padding)).unflatten(1, (-1, _TILE)).sum(dim=2)
 
 
 def _in_order(tiles: Tensor) -> tuple[Tensor, Tensor]:

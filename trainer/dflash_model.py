@@ -8,13 +8,16 @@ Shapes: N rows, S context tokens, K target layers, D hidden size, A anchor slots
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from trainer.block_mask import dense_mask_of
 from trainer.drafter_config import (
     DrafterConfig,
     create_drafter_config,
@@ -30,6 +33,7 @@ __all__ = [
 ]
 
 Mask = Tensor | BlockMask | None
+_M = TypeVar("_M")
 
 
 class _Linear(nn.Linear):
@@ -183,6 +187,8 @@ class DFlashDrafter(nn.Module):
         self.hidden_norm = _Norm(width, config.rms_norm_eps, place, dtype)
         self.layers = nn.ModuleList(_Layer(config, place, dtype) for _ in range(config.num_hidden_layers))
         self.norm = _Norm(width, config.rms_norm_eps, place, dtype)
+        self._attention_types = config.attention_types
+        self._layer_masks = [config.attention_types.index(kind) for kind in config.layer_types]
         self._draw(generator if generator is not None else torch.Generator().manual_seed(0))
 
     @torch.no_grad()
@@ -200,16 +206,23 @@ class DFlashDrafter(nn.Module):
         """[N, T, K * D] -> [N, T, D]: one projection of the target's states, shared by all layers."""
         return self.hidden_norm(self.fc(target_hidden))
 
+    def _for_each_layer(self, masks: Sequence[_M]) -> list[_M]:
+        """Of one value for each of config.attention_types, each layer's."""
+        if len(masks) != len(self._attention_types):
+            raise ValueError(f"{len(masks)} masks, one each is needed for {', '.join(self._attention_types)}")
+        return [masks[kind] for kind in self._layer_masks]
+
     def forward(
-        self, block_embeddings: Tensor, target_hidden: Tensor, anchors: Tensor, mask: Tensor | BlockMask
+        self, block_embeddings: Tensor, target_hidden: Tensor, anchors: Tensor, *masks: Tensor | BlockMask
     ) -> Tensor:
         """Draft all blocks of a batch at once: the final hidden states [N, A * B, D].
 
         `block_embeddings` [N, A * B, D]: the target's embeddings of [anchor, mask, ...] for every slot.
         `target_hidden` [N, S, K * D]: the target's states at config.target_layer_ids, concatenated.
         `anchors` long [N, A]: slot k of a block is at position anchor + k, context token t at t.
-        `mask`: bool [N, 1, A * B, S + A * B] for scaled-dot-product attention (any device), or a flex
-        BlockMask of the same meaning (compiled CUDA; flex attention has no backward on CPUs).
+        `masks`: one for each of config.attention_types, in that order: bool [N, 1, A * B, S + A * B] for
+        scaled-dot-product attention (any device), or a flex BlockMask of the same meaning (compiled CUDA; flex
+        attention has no backward on CPUs).
         Compiles with fullgraph=True and static shapes.
         """
         rows, context_length = target_hidden.shape[:2]
@@ -219,7 +232,7 @@ class DFlashDrafter(nn.Module):
         context_rotary = self._rotary(torch.arange(context_length, device=anchors.device)[None])
         fused = self._fuse(target_hidden)
         block = block_embeddings
-        for layer in self.layers:
+        for layer, mask in zip(self.layers, self._for_each_layer(masks), strict=True):
             assert isinstance(layer, _Layer)
             context = layer.self_attn.keys_values(fused, context_rotary)
             block = layer(block, context, rotary, mask)
@@ -244,6 +257,7 @@ class DFlashDrafter(nn.Module):
         new_rotary = self._rotary(torch.arange(first, start, device=device)[None])
         fused = self._fuse(new_target_hidden)
         block, grown = block_embeddings, []
+        masks = self._for_each_layer([self._draft_mask(each, block, start) for each in self._attention_types])
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, _Layer)
             keys, values = layer.self_attn.keys_values(fused, new_rotary)
@@ -251,6 +265,14 @@ class DFlashDrafter(nn.Module):
                 old_keys, old_values = cache.layers[index]
                 keys, values = torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
             grown.append((keys, values))
-            block = layer(block, (keys, values), rotary, None)
+            block = layer(block, (keys, values), rotary, masks[index])
         cache.layers = grown
         return self.norm(block)
+
+    def _draft_mask(self, attention_type: str, block: Tensor, start: int) -> Tensor | None:
+        """What layers of that type see of `start` context positions and the block; None: everything."""
+        window = self.config.window_of(attention_type)
+        if window is None:
+            return None
+        limits = torch.full((1, 1), start, device=block.device)
+        return dense_mask_of(limits, start, block.shape[1], window)

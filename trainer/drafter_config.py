@@ -11,6 +11,34 @@ from trainer.errors import InputError
 ARCHITECTURE = "DFlashDraftModel"
 # vLLM and SGLang know the drafter's layers as Qwen3's: pre-norm, GQA, per-head q_norm and k_norm, SwiGLU
 MODEL_TYPE = "qwen3"
+FULL, SLIDING = "full_attention", "sliding_attention"
+FROM_QUERY, FROM_ANCHOR = "query", "anchor"
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """What a query of a sliding layer sees: at most `size` positions of the text, and its own block.
+
+    Public trainers disagree on two points, so both are named. `origin`: where the window ends. From the "query" it
+    is as SGLang, SpecForge and NeMo AutoModel have it, and the query's own slot takes one of its places; from the
+    "anchor" as speculators has it, where every slot sees the same `size` context tokens. `causal`: a query sees no
+    later slot of its block (SGLang, SpecForge, speculators); else all of it (speculators'
+    `sliding_window_non_causal`, vLLM's `dflash_config.causal: false`).
+    """
+
+    size: int
+    origin: str = FROM_QUERY
+    causal: bool = True
+
+    @property
+    def reach(self) -> int:
+        """How many context positions slot 0 sees: those from anchor - reach on."""
+        return self.size - 1 if self.origin == FROM_QUERY else self.size
+
+    @property
+    def step(self) -> int:
+        """How much further on the context begins for each next slot: 1, or 0 where all slots see the same."""
+        return 1 if self.origin == FROM_QUERY else 0
 
 
 @dataclass(frozen=True)
@@ -18,7 +46,8 @@ class DrafterConfig:
     """Shape of a DFlash drafter. Widths are the target's (`fc` ends in the target's hidden size).
 
     `target_layer_ids` means "after layer i" of the target, 0-based: Hugging Face's `hidden_states[i + 1]`.
-    `block_size` counts the anchor: a block proposes `block_size - 1` tokens.
+    `block_size` counts the anchor: a block proposes `block_size - 1` tokens. `sliding_layers` are the draft layers
+    with sliding attention, all others have full attention; `window` is theirs, None where there is none.
     """
 
     hidden_size: int
@@ -37,6 +66,8 @@ class DrafterConfig:
     max_position_embeddings: int
     tie_word_embeddings: bool
     initializer_range: float
+    sliding_layers: tuple[int, ...] = ()
+    window: SlidingWindow | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -79,12 +110,70 @@ class DrafterConfig:
                 "target_layer_ids",
                 f"ascending and distinct, from 0 to {self.num_target_layers - 1}",
             )
+        self._check_window()
+
+    def _check_window(self) -> None:
+        sliding, window = self.sliding_layers, self.window
+        if list(sliding) != sorted(set(sliding)) or (
+            sliding and not 0 <= sliding[0] <= sliding[-1] < self.num_hidden_layers
+        ):
+            raise InputError(
+                f"{list(sliding)} are no layers of the drafter",
+                "sliding_layers",
+                f"ascending and distinct, from 0 to {self.num_hidden_layers - 1}",
+            )
+        if bool(sliding) != (window is not None):
+            raise InputError(
+                f"the window is {window}, the sliding layers are {list(sliding)}",
+                "sliding_window",
+                "sliding layers need a window, and a window sliding layers",
+            )
+        if window is None:
+            return
+        # then no window ends inside a block, where engines would disagree once more
+        if window.size < self.block_size:
+            raise InputError(
+                f"{window.size} is less than a block of {self.block_size}",
+                "sliding_window",
+                f"at least {self.block_size} is needed",
+            )
+        if window.origin not in (FROM_QUERY, FROM_ANCHOR):
+            raise InputError(
+                f"{window.origin!r} is no origin of a window",
+                "sliding_window_origin",
+                f"{FROM_QUERY!r} or {FROM_ANCHOR!r}",
+            )
+
+    @property
+    def layer_types(self) -> tuple[str, ...]:
+        """`full_attention` or `sliding_attention` for each draft layer."""
+        return tuple(SLIDING if layer in self.sliding_layers else FULL for layer in range(self.num_hidden_layers))
+
+    @property
+    def attention_types(self) -> tuple[str, ...]:
+        """The types that occur, `full_attention` first: a forward takes one mask for each, in this order."""
+        return tuple(kind for kind in (FULL, SLIDING) if kind in self.layer_types)
+
+    def window_of(self, attention_type: str) -> SlidingWindow | None:
+        """The window of layers of that type; None: they see all of the context."""
+        return self.window if attention_type == SLIDING else None
 
     def to_json(self, dtype: str = "bfloat16") -> dict[str, Any]:
         """The serving `config.json` (the z-lab layout, which SGLang and vLLM load).
 
         `dtype` is torch's name of the stored tensors' type, without `torch.`.
         """
+        window = self.window
+        dflash: dict[str, Any] = {
+            "mask_token_id": self.mask_token_id,
+            "target_layer_ids": list(self.target_layer_ids),
+        }
+        # only what is not the engines' default for a sliding layer: see docs/trainer.md
+        override: dict[str, Any] = {}
+        if window is not None and not window.causal:
+            override["is_causal"] = dflash["causal"] = False
+        if window is not None and window.origin != FROM_QUERY:
+            dflash["sliding_window_origin"] = window.origin
         return {
             "architectures": [ARCHITECTURE],
             "model_type": MODEL_TYPE,
@@ -106,24 +195,23 @@ class DrafterConfig:
             "attention_dropout": 0.0,
             "initializer_range": self.initializer_range,
             "tie_word_embeddings": self.tie_word_embeddings,
-            "layer_types": ["full_attention"] * self.num_hidden_layers,
-            "sliding_window": None,
-            "use_sliding_window": False,
+            "layer_types": list(self.layer_types),
+            "sliding_window": None if window is None else window.size,
+            "use_sliding_window": window is not None,
             "max_window_layers": self.num_hidden_layers,
             "dtype": dtype,
             "torch_dtype": dtype,
-            "dflash_config": {
-                "mask_token_id": self.mask_token_id,
-                "target_layer_ids": list(self.target_layer_ids),
-            },
+            **override,
+            "dflash_config": dflash,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DrafterConfig:
         """Read a serving `config.json`; what this drafter does not compute is refused.
 
-        Raises InputError for another architecture, a missing key, sliding windows, rope scaling, attention
-        bias, or a `dflash_config.block_size` that contradicts the top level.
+        Raises InputError for another architecture, a missing key, rope scaling, attention bias, causal full layers,
+        layer types and window that do not fit together, or a `dflash_config.block_size` that contradicts the top
+        level.
         """
         if data.get("architectures") != [ARCHITECTURE] or data.get("model_type") != MODEL_TYPE:
             raise InputError(
@@ -135,13 +223,10 @@ class DrafterConfig:
             "rope_scaling": None,
             "attention_bias": False,
             "hidden_act": "silu",
-            "use_sliding_window": False,
         }
         for key, only in supported.items():
             if data.get(key, only) != only:
                 raise InputError(f"{data[key]!r} is not supported", key, f"only {only!r} is")
-        if set(data.get("layer_types") or ["full_attention"]) != {"full_attention"}:
-            raise InputError(f"{data['layer_types']} is not supported", "layer_types", "only full_attention is")
         dflash = data.get("dflash_config")
         if not isinstance(dflash, Mapping):
             raise InputError("missing", "dflash_config", "it names mask_token_id and target_layer_ids")
@@ -152,6 +237,7 @@ class DrafterConfig:
                 "dflash_config.block_size",
                 "the two must be equal",
             )
+        sliding = _sliding_layers(data)
         try:
             return cls(
                 hidden_size=int(data["hidden_size"]),
@@ -170,9 +256,43 @@ class DrafterConfig:
                 max_position_embeddings=int(data["max_position_embeddings"]),
                 tie_word_embeddings=bool(data["tie_word_embeddings"]),
                 initializer_range=float(data["initializer_range"]),
+                sliding_layers=sliding,
+                window=_window(data, dflash) if sliding else None,
             )
         except KeyError as missing:
             raise InputError(f"key {missing} is missing", "the drafter's config", "it is required") from None
+
+
+def _sliding_layers(data: Mapping[str, Any]) -> tuple[int, ...]:
+    """Layers that `layer_types` of a serving config calls sliding. Raises InputError for a list that does not fit."""
+    count = int(data.get("num_hidden_layers", 0))
+    kinds = data.get("layer_types") or [FULL] * count
+    if len(kinds) != count or not set(kinds) <= {FULL, SLIDING}:
+        raise InputError(
+            f"{kinds} for {count} layers", "layer_types", f"{FULL!r} or {SLIDING!r} for each layer is needed"
+        )
+    sliding = tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING)
+    if bool(data.get("use_sliding_window", bool(sliding))) != bool(sliding):
+        raise InputError(
+            f"{data['use_sliding_window']}, and layer_types has {len(sliding)} sliding layers",
+            "use_sliding_window",
+            "the two must agree",
+        )
+    return sliding
+
+
+def _window(data: Mapping[str, Any], dflash: Mapping[str, Any]) -> SlidingWindow:
+    """The window of a serving config's sliding layers; causal in the block unless it says otherwise."""
+    size = data.get("sliding_window")
+    if not isinstance(size, int):
+        raise InputError(f"{size!r} for sliding layers", "sliding_window", "give their window, in positions")
+    causal = data.get("is_causal", dflash.get("causal", True))
+    return SlidingWindow(size, dflash.get("sliding_window_origin", FROM_QUERY), bool(causal))
+
+
+def default_layer_types(layers: int, *, sliding: bool) -> tuple[str, ...]:
+    """All full without a window; with one all sliding but the last, as z-lab's releases since Qwen3.5 have it."""
+    return (*[SLIDING if sliding else FULL] * (layers - 1), FULL)
 
 
 def default_target_layer_ids(num_target_layers: int, count: int) -> tuple[int, ...]:
@@ -204,6 +324,8 @@ def create_drafter_config(
     mask_token_id: int,
     target_layer_ids: Sequence[int] | None = None,
     intermediate_size: int | None = None,
+    layer_types: Sequence[str] | None = None,
+    window: SlidingWindow | None = None,
 ) -> DrafterConfig:
     """Derive a drafter from its target: same width, heads, norm epsilon, rotary base and vocabulary.
 
@@ -233,6 +355,9 @@ def create_drafter_config(
         )
     layers, heads = int(text.num_hidden_layers), int(text.num_attention_heads)
     ids = default_target_layer_ids(layers, draft_layers) if target_layer_ids is None else tuple(target_layer_ids)
+    kinds = default_layer_types(draft_layers, sliding=window is not None) if layer_types is None else layer_types
+    if len(kinds) != draft_layers:
+        raise InputError(f"{len(kinds)} types for {draft_layers} layers", "layer_types", f"give {draft_layers}")
     return DrafterConfig(
         hidden_size=int(text.hidden_size),
         intermediate_size=int(text.intermediate_size if intermediate_size is None else intermediate_size),
@@ -250,6 +375,8 @@ def create_drafter_config(
         max_position_embeddings=int(text.max_position_embeddings),
         tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
         initializer_range=float(getattr(text, "initializer_range", 0.02)),
+        sliding_layers=tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING),
+        window=window,
     )
 
 

@@ -11,6 +11,7 @@ import transformers
 from trainer.assets import resolve_asset
 from trainer.data import TrainingData
 from trainer.dflash_model import DrafterConfig, create_drafter_config
+from trainer.drafter_config import SlidingWindow
 from trainer.errors import InputError
 from trainer.mask_token import resolve_mask_token
 from trainer.prepare import DATASET, PREPARED
@@ -44,6 +45,10 @@ def target_facts(settings: Settings) -> TargetFacts:
         mask_token_id=mask_token,
         target_layer_ids=None if isinstance(work.target_layers, str) else work.target_layers,
         intermediate_size=work.draft_ffn,
+        layer_types=None if isinstance(work.layer_types, str) else work.layer_types,
+        window=None
+        if work.sliding_window is None
+        else SlidingWindow(work.sliding_window, work.sliding_window_origin, causal=not work.sliding_window_non_causal),
     )
     return TargetFacts(config, tokenizer, drafter)
 

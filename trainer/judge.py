@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.anchors import block_token_ids, eligible_anchors
-from trainer.block_mask import dense_block_mask
+from trainer.block_mask import dense_block_masks
 from trainer.checkpoint import load_checkpoint
 from trainer.data import collate_held_out
 from trainer.dflash_model import DFlashDrafter
@@ -84,9 +84,9 @@ def held_out_loss(parts: Parts, drafter: DFlashDrafter) -> float | None:
         batch = parts.maker.from_rows(rows, seed, target, target.device)
         size = parts.drafter.block_size
         ids = block_token_ids(batch.input_ids, batch.anchors, size, parts.drafter.mask_token_id)
-        mask = dense_block_mask(batch.anchors, batch.lengths, longest, size)
+        masks = dense_block_masks(parts.drafter, batch.anchors, batch.lengths, longest)
         hidden = drafter(
-            nn.functional.embedding(ids, frozen.embed_weight), batch.features, batch.anchors.positions, mask
+            nn.functional.embedding(ids, frozen.embed_weight), batch.features, batch.anchors.positions, *masks
         )
         found = block_loss(hidden, frozen.head_weight, batch.labels, batch.weights)
         total += float(found.loss_sum)

@@ -161,6 +161,17 @@ class Workload:
         "auto",
     )
     draft_ffn: int | None = _key(_optional(_integer(1)), None)
+    layer_types: str | tuple[str, ...] = _key(
+        _one_of(
+            _choice("auto"),
+            _list(_choice("full_attention", "sliding_attention"), "layer types"),
+            wanted='"auto" or a list of full_attention and sliding_attention',
+        ),
+        "auto",
+    )
+    sliding_window: int | None = _key(_optional(_integer(2)), None)
+    sliding_window_origin: str = _key(_choice("query", "anchor"), "query")
+    sliding_window_non_causal: bool = _key(_boolean, False)
     canary_steps: int = _key(_integer(1), 3)
     rehearsal_steps: int = _key(_integer(1), 3)
     canary_timeout_s: int = _key(_integer(1), 600)
@@ -235,6 +246,7 @@ def _together(settings: Settings) -> Settings:
             raise InputError(
                 f"{len(devices)} devices for {count} threads", f"workload.{name}", f'give {count} devices or "auto"'
             )
+    _sliding(work)
     if len(training.betas) != 2:
         raise _refuse(list(training.betas), "training.betas", "two numbers in [0, 1)")
     if training.resume_from is not None and training.init_from is not None:
@@ -250,6 +262,33 @@ def _together(settings: Settings) -> Settings:
             f"give less than prompt_count ({training.prompt_count})",
         )
     return settings
+
+
+def _sliding(work: Workload) -> None:
+    """Layer types and window fit together."""
+    window, kinds = work.sliding_window, work.layer_types
+    if isinstance(kinds, tuple) and len(kinds) != work.draft_layers:
+        raise InputError(
+            f"{len(kinds)} layer types for {work.draft_layers} draft layers",
+            "workload.layer_types",
+            f'give {work.draft_layers} types or "auto"',
+        )
+    if window is None and "sliding_attention" in kinds:
+        raise InputError("sliding layers have no window", "workload.layer_types", "give workload.sliding_window too")
+    if window is None:
+        return
+    if "sliding_attention" not in kinds if isinstance(kinds, tuple) else work.draft_layers == 1:
+        raise InputError(
+            f"a window of {window}, and no layer is sliding_attention",
+            "workload.sliding_window",
+            "name the sliding layers in workload.layer_types (auto keeps the last layer full), or leave it out",
+        )
+    if window < work.block_size:
+        raise InputError(
+            f"a window of {window} is less than a block of {work.block_size}",
+            "workload.sliding_window",
+            f"give at least {work.block_size}",
+        )
 
 
 def settings_from_json(value: object) -> Settings:

@@ -115,18 +115,20 @@ class FrozenHead:
     head_weight: Tensor
 
 
-MaskOf = Callable[[Tensor], Tensor | BlockMask]
-"""The mask of given context limits, long [N, A]."""
+MasksOf = Callable[[Tensor], tuple[Tensor | BlockMask, ...]]
+"""The masks of given context limits, long [N, A]: one for each of the drafter's `attention_types`."""
 
 
-def mask_builder(device: torch.device, seq_len: int, block_size: int, slots: int, *, compiled: bool) -> MaskOf:
+def mask_builder(config: DrafterConfig, device: torch.device, seq_len: int, slots: int, *, compiled: bool) -> MasksOf:
     """How a step makes its masks: for flex attention in compiled code on CUDA, dense for SDPA everywhere else.
 
     Flex attention has no backward on a CPU, and uncompiled it holds all scores of all heads at once.
     """
+    size, windows = config.block_size, [config.window_of(kind) for kind in config.attention_types]
     if compiled and device.type == "cuda":
-        return FlexMask(seq_len, block_size, slots, device)
-    return lambda limits: dense_mask_of(limits, seq_len, block_size)
+        flex = [FlexMask(seq_len, size, slots, device, window) for window in windows]
+        return lambda limits: tuple(each(limits) for each in flex)
+    return lambda limits: tuple(dense_mask_of(limits, seq_len, size, window) for window in windows)
 
 
 class DrafterStep:
@@ -152,9 +154,7 @@ class DrafterStep:
         name: str,
     ) -> None:
         config, device, dtype = drafter.config, frozen.embed_weight.device, frozen.embed_weight.dtype
-        masks = {
-            each: mask_builder(device, each, config.block_size, slots, compiled=strategy.compiles) for each in buckets
-        }
+        masks = {each: mask_builder(config, device, each, slots, compiled=strategy.compiles) for each in buckets}
         definition = StepDefinition(
             module=drafter,
             loss=_loss(drafter, frozen),
@@ -187,7 +187,7 @@ class DrafterStep:
         return self._step.update()
 
 
-def _prepare(config: DrafterConfig, masks: Mapping[int, MaskOf]) -> Callable[..., Prepared]:
+def _prepare(config: DrafterConfig, masks: Mapping[int, MasksOf]) -> Callable[..., Prepared]:
     def prepare(  # noqa: PLR0917 -- the order of Batch.tensors
         input_ids: Tensor,
         lengths: Tensor,
@@ -201,9 +201,9 @@ def _prepare(config: DrafterConfig, masks: Mapping[int, MaskOf]) -> Callable[...
         anchors, size = Anchors(positions, keep), config.block_size
         ids = block_token_ids(input_ids, anchors, size, config.mask_token_id)
         limits = context_limits(anchors, lengths)
-        mask = masks[input_ids.shape[1]](limits)
-        # the mask goes on reading `limits`
-        return Prepared((ids, features, positions, mask, labels, weights, normaliser), read=(limits,))
+        seen = masks[input_ids.shape[1]](limits)
+        # the masks go on reading `limits`
+        return Prepared((ids, features, positions, labels, weights, normaliser, *seen), read=(limits,))
 
     return prepare
 
@@ -213,15 +213,15 @@ def _loss(drafter: DFlashDrafter, frozen: FrozenHead) -> Loss:
         ids: Tensor,
         features: Tensor,
         positions: Tensor,
-        mask: Tensor | BlockMask,
         labels: Tensor,
         weights: Tensor,
         normaliser: Tensor,
         /,
+        *masks: Tensor | BlockMask,
     ) -> tuple[Tensor, Tensor]:
         """Normalised loss (with gradient), and the four sums of `StepStats`."""
         block = nn.functional.embedding(ids, frozen.embed_weight)
-        hidden = drafter(block, features, positions, mask)
+        hidden = drafter(block, features, positions, *masks)
         found = block_loss(hidden, frozen.head_weight, labels, weights)
         sums = (found.loss_sum, found.weight_sum, found.first_slot_correct, found.first_slot_count)
         return found.loss_sum * normaliser, torch.stack(sums)

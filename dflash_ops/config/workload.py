@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dflash_ops.config.base import TEXT, Matches, Model
 
@@ -17,6 +17,7 @@ Index = Annotated[int, Field(ge=0)]
 Devices = Annotated[tuple[Device, ...], Field(strict=False, min_length=1)]
 Gpus = Annotated[tuple[Index | GpuUuid, ...], Field(strict=False, min_length=1)]
 Layers = Annotated[tuple[Index, ...], Field(strict=False, min_length=1)]
+LayerTypes = Annotated[tuple[Literal["full_attention", "sliding_attention"], ...], Field(strict=False, min_length=1)]
 Buckets = Annotated[tuple[Annotated[int, Field(ge=2)], ...], Field(strict=False, min_length=1)]
 
 
@@ -61,6 +62,14 @@ class Workload(Model):
     """auto (evenly spaced), or the target layers whose output feeds the drafter."""
     draft_ffn: Count | None = None
     """The drafter's FFN width; null: the target's."""
+    layer_types: Literal["auto"] | LayerTypes = "auto"
+    """One full_attention or sliding_attention for each draft layer; auto: with a window all slide but the last."""
+    sliding_window: Annotated[int, Field(ge=2)] | None = None
+    """Positions that a sliding layer sees, a block at least; null: no sliding layers."""
+    sliding_window_origin: Literal["query", "anchor"] = "query"
+    """Where a window ends: at each query (as engines serve it), or at the block's anchor (as speculators trains)."""
+    sliding_window_non_causal: bool = False
+    """Sliding layers see the whole of their block; false: no later slot, which is the engines' default."""
     mask_token: Annotated[str, Field(min_length=1)] | Index
     """A reserved token of the target's vocabulary (text or id); never pad, eos, bos or one of the data."""
     canary_steps: Count = 3
@@ -80,6 +89,27 @@ class Workload(Model):
         if devices != "auto" and len(devices) != count:
             raise ValueError(f"names {len(devices)} devices, {threads} is {count}; one entry for each")
         return devices
+
+    @field_validator("layer_types")
+    @classmethod
+    def _one_type_a_layer(cls, kinds: tuple[str, ...] | str, info: ValidationInfo) -> tuple[str, ...] | str:
+        count = info.data.get("draft_layers", len(kinds))
+        if kinds != "auto" and len(kinds) != count:
+            raise ValueError(f"names {len(kinds)} layer types, draft_layers is {count}; one entry for each")
+        return kinds
+
+    @model_validator(mode="after")
+    def _window_and_layers(self) -> Workload:
+        window, kinds = self.sliding_window, self.layer_types
+        if window is None and "sliding_attention" in kinds:
+            raise ValueError("layer_types has sliding layers; give their sliding_window too")
+        if window is not None and ("sliding_attention" not in kinds if kinds != "auto" else self.draft_layers == 1):
+            raise ValueError(
+                f"sliding_window is {window} and no layer slides; name some in layer_types (auto keeps the last full)"
+            )
+        if window is not None and window < self.block_size:
+            raise ValueError(f"sliding_window is {window}, less than block_size {self.block_size}")
+        return self
 
     @field_validator("buckets", "target_layers")
     @classmethod

@@ -23,6 +23,8 @@ GOOD = [
     *("gpus=[0, GPU-1f]", "buckets=[2, 3]", "target_layers=[0, 5]", "drafter_devices=[cpu]", "target_devices=[cuda:3]"),
     *("dtype=float32", "target_dtype=bfloat16", "strategy=eager", "strategy=default", "strategy=auto"),
     *("require_cuda=false", "throughput_check=false"),
+    *("sliding_window=16", "sliding_window=", "layer_types=auto", f"layer_types=[{', '.join(['full_attention'] * 5)}]"),
+    *("sliding_window_origin=anchor", "sliding_window_non_causal=true"),
     *("learning_rate=1", "warmup_ratio=0", "weight_decay=1", "betas=[0, 0.999]", "clip=0.1", "decay_gamma=7"),
     *(
         "decay_gamma=",
@@ -55,6 +57,9 @@ BAD = [
     *("dtype=float16", "strategy=max-autotune", "require_cuda=1", "steps=1.5", "steps=", "steps=true", "target=''"),
     *("learning_rate=0", "learning_rate=2", "warmup_ratio=1", "weight_decay=-1", "betas=[0.9]", "betas=[0.9, 1]"),
     *("clip=0", "decay_gamma=0", "prompt_field=", "data=''"),
+    *("sliding_window=15", "sliding_window=1", "sliding_window_origin=slot", "sliding_window_non_causal=1"),
+    *("layer_types=[full_attention]", f"layer_types=[{', '.join(['sliding_attention'] * 5)}]", "layer_types=[]"),
+    f"layer_types=[{', '.join(['full'] * 5)}]",
 ]
 
 
@@ -74,6 +79,24 @@ def test_one_beginning(tmp_path: Path) -> None:
     settings["training"]["resume_from"] = "/c"
     with pytest.raises(InputError, match="init_from"):
         settings_from_json(settings)
+
+
+def test_layer_types_and_window_fit_together(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(SMALL)
+    both = ["draft_layers=2", "sliding_window=32"]
+    taken = load_playbook(str(path), sets=[*both, "layer_types=[sliding_attention, full_attention]"])
+    assert settings_from_json(taken.settings("r", None, "/cache")).workload.layer_types[0] == "sliding_attention"
+    none_slides = [*both, "layer_types=[full_attention, full_attention]"]
+    for wrong in (none_slides, ["draft_layers=1", "sliding_window=32"]):
+        with pytest.raises(ConfigError, match="sliding_window is 32 and no layer slides"):
+            load_playbook(str(path), sets=wrong)
+        settings = load_playbook(str(path), sets=[]).settings("r", None, "/cache")
+        for each in wrong:
+            key, _, text = each.partition("=")
+            settings["workload"][key] = parse_document(text, "x").data
+        with pytest.raises(InputError, match="no layer is sliding_attention"):
+            settings_from_json(settings)
 
 
 @pytest.mark.parametrize("given", GOOD)

@@ -95,6 +95,10 @@ class Workload:
     draft_layers: int = 5
     target_layers: str | list[int] = "auto"
     draft_ffn: int | None = None
+    layer_types: str | list[str] = "auto"
+    sliding_window: int | None = None
+    sliding_window_origin: str = "query"
+    sliding_window_non_causal: bool = False
     canary_steps: int = 3
     rehearsal_steps: int = 3
     canary_timeout_s: int = 600
@@ -158,6 +162,10 @@ _WORKLOAD: dict[str, Check] = {
     "draft_layers": _integer(1),
     "target_layers": _list("auto", _integer(0)),
     "draft_ffn": _or_null(_integer(1)),
+    "layer_types": _list("auto", _one_of("full_attention", "sliding_attention")),
+    "sliding_window": _or_null(_integer(2)),
+    "sliding_window_origin": _one_of("query", "anchor"),
+    "sliding_window_non_causal": _flag,
     "canary_steps": _integer(1),
     "rehearsal_steps": _integer(1),
     "canary_timeout_s": _integer(1),

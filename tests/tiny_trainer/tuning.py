@@ -27,6 +27,10 @@ SHAPES = (
     "draft_layers",
     "target_layers",
     "draft_ffn",
+    "layer_types",
+    "sliding_window",
+    "sliding_window_origin",
+    "sliding_window_non_causal",
 )
 
 

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from trainer.anchors import Anchors, block_token_ids, sample_anchors
+from trainer.block_mask import dense_block_masks
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
+from trainer.drafter_config import SlidingWindow
 
 CONFIG = DrafterConfig(
     hidden_size=16,
@@ -28,6 +30,12 @@ CONFIG = DrafterConfig(
     tie_word_embeddings=False,
     initializer_range=0.3,
 )
+
+
+def windows(size: int) -> tuple[SlidingWindow | None, ...]:
+    """No window, and all four kinds of one of `size` positions."""
+    kinds = [(origin, causal) for origin in ("query", "anchor") for causal in (True, False)]
+    return (None, *(SlidingWindow(size, origin, causal) for origin, causal in kinds))
 
 
 def generator(seed: int) -> torch.Generator:
@@ -56,6 +64,10 @@ class Batch:
     config: DrafterConfig
 
     @property
+    def masks(self) -> tuple[Tensor, ...]:
+        return dense_block_masks(self.config, self.anchors, self.lengths, self.input_ids.shape[1])
+
+    @property
     def block_embeddings(self) -> Tensor:
         ids = block_token_ids(self.input_ids, self.anchors, self.config.block_size, self.config.mask_token_id)
         return self.embedding[ids]
@@ -69,11 +81,15 @@ def batch(
     anchors: int = 5,
     block_size: int = 4,
     supervised: float = 0.8,
+    window: SlidingWindow | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Batch:
-    """Random rows, some short; the more `anchors` the more overlap, and blocks hang over the row's end."""
+    """Random rows, some short; the more `anchors` the more overlap, and blocks hang over the row's end.
+
+    With a `window` the first of the drafter's two layers slides.
+    """
     numbers = generator(seed)
-    config = replace(CONFIG, block_size=block_size)
+    config = replace(CONFIG, block_size=block_size, window=window, sliding_layers=(0,) if window else ())
     lengths = torch.randint(1, length + 1, (rows,), generator=numbers)
     lengths[0] = length
     loss_mask = torch.rand((rows, length), generator=numbers) < supervised

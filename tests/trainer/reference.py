@@ -1,7 +1,8 @@
 """The drafter, slow and obvious: one block at a time, no mask, plain loops. float64, for tests only.
 
 Written from the paper's description, not from the model: a block sees the context strictly before its anchor and the
-whole of itself, so it is computed alone with exactly those keys.
+whole of itself, so it is computed alone with exactly those keys. A query of a sliding layer sees those of them that lie
+in its window, key by key.
 """
 
 from __future__ import annotations
@@ -31,6 +32,18 @@ def rope(x: Tensor, position: int, theta: float) -> Tensor:
     return torch.cat([turned.real, turned.imag])
 
 
+def sees(config: DrafterConfig, layer: int, anchor: int, slot: int, place: int, *, own: bool) -> bool:
+    """Whether slot `slot` of the block at `anchor` sees the key at `place`, of the context or of its `own` block."""
+    window = config.window
+    if layer not in config.sliding_layers or window is None:
+        return True
+    if own:
+        return not window.causal or place <= anchor + slot
+    if window.origin == "anchor":
+        return anchor - place <= window.size
+    return anchor + slot - place < window.size
+
+
 def draft_block(state: State, config: DrafterConfig, embeddings: Tensor, context: Tensor, anchor: int) -> Tensor:
     """Final hidden states [B, D] of one block: `embeddings` [B, D], `context` [anchor, K * D]."""
     eps, dim = config.rms_norm_eps, config.head_dim
@@ -42,6 +55,12 @@ def draft_block(state: State, config: DrafterConfig, embeddings: Tensor, context
         normed = rms(block, w["input_layernorm.weight"], eps)
         visible = torch.cat([fused, normed])
         places = [*range(len(context)), *range(anchor, anchor + len(block))]
+        seen = torch.tensor(
+            [
+                [sees(config, layer, anchor, slot, place, own=key >= len(context)) for key, place in enumerate(places)]
+                for slot in range(len(block))
+            ]
+        )
         heads = []
         for head in range(config.num_attention_heads):
             own, shared = slice(head * dim, (head + 1) * dim), slice(head // group * dim, (head // group + 1) * dim)
@@ -50,7 +69,8 @@ def draft_block(state: State, config: DrafterConfig, embeddings: Tensor, context
             values = visible @ w["self_attn.v_proj.weight"][shared].T
             queries = rms(normed @ w["self_attn.q_proj.weight"][own].T, w["self_attn.q_norm.weight"], eps)
             queries = torch.stack([rope(q, anchor + k, config.rope_theta) for k, q in enumerate(queries)])
-            heads.append((queries @ keys.T / math.sqrt(dim)).softmax(dim=-1) @ values)
+            scores = (queries @ keys.T / math.sqrt(dim)).masked_fill(~seen, -math.inf)
+            heads.append(scores.softmax(dim=-1) @ values)
         block = block + torch.cat(heads, dim=-1) @ w["self_attn.o_proj.weight"].T
         normed = rms(block, w["post_attention_layernorm.weight"], eps)
         gate, up = normed @ w["mlp.gate_proj.weight"].T, normed @ w["mlp.up_proj.weight"].T

@@ -48,6 +48,10 @@ def canary(settings: Json, work: Path, *, fault: str | None = None) -> tuple[int
     return done.returncode, json.loads((out / "evidence.json").read_text()), log
 
 
+# two kinds of layers, so two masks a step
+SLIDING: Json = {"draft_layers": 2, "sliding_window": 6}
+
+
 def outcomes(evidence: Json, outcome: str) -> set[tuple[str, int | None]]:
     return {(check["id"], check["worker"]) for check in evidence["checks"] if check["outcome"] == outcome}
 
@@ -58,11 +62,11 @@ def in_this_process(settings: Json, out: Path) -> tuple[int, Json]:
     return code, json.loads((out / "evidence.json").read_text())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [{"dtype": "float32", **SLIDING}, {"dtype": "bfloat16"}])
 def test_a_right_trainer_passes_and_the_rest_is_not_checked(
-    ready: Callable[..., Json], tmp_path: Path, dtype: str
+    ready: Callable[..., Json], tmp_path: Path, shape: Json
 ) -> None:
-    settings = ready(dtype=dtype, accumulation=2, batch_size=2, buckets=[24, 32], canary_steps=1)
+    settings = ready(**shape, accumulation=2, batch_size=2, buckets=[24, 32], canary_steps=1)
     code, evidence = in_this_process(settings, tmp_path / "out")
     assert (code, evidence["outcome"]) == (0, "pass"), evidence
     each = ("outputs", "loss", "gradients", "exchange", "parameters", "replicas", "moved", "warm_up", "learning_rate")
@@ -138,9 +142,9 @@ def test_a_dying_worker_shows_its_traceback(ready: Callable[..., Json], tmp_path
 
 @pytest.mark.compiles
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["default", "whole-step"])
-def test_compiled_workers_pass(ready: Callable[..., Json], tmp_path: Path, strategy: str) -> None:
-    code, evidence, log = canary(ready(strategy=strategy), tmp_path)
+@pytest.mark.parametrize("shape", [{"strategy": "default"}, {"strategy": "whole-step", **SLIDING}])
+def test_compiled_workers_pass(ready: Callable[..., Json], tmp_path: Path, shape: Json) -> None:
+    code, evidence, log = canary(ready(**shape), tmp_path)
     assert code == 0, log
     wanted = {("compile_gate", None), ("recompiles", None), ("code_objects", 0), ("code_objects", 1)}
     wanted |= {("control_code_objects", None), ("memory_back", None)}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.trainer.drafting import batch, drafter, generator
+from tests.trainer.drafting import batch, drafter, generator, windows
 from tests.trainer.pairs import tiny_pair
 from trainer.anchors import Anchors, block_token_ids, sample_anchors
-from trainer.block_mask import dense_block_mask
+from trainer.block_mask import dense_block_mask, dense_block_masks
 from trainer.decode import acceptance_by_position, greedy_decode, mean_tau, speculative_decode
 from trainer.dflash_model import DFlashDrafter, DrafterCache
 from trainer.errors import InputError
@@ -21,15 +21,16 @@ pytestmark = pytest.mark.torch
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [7], [5, 3, 5, 8, 9, 7, 9, 3]]
 
 
-def test_drafting_with_a_cache_equals_the_training_forward():
-    data = batch(21, rows=1, length=14, anchors=1)
-    model, size = drafter(6), 4
+@pytest.mark.parametrize("window", windows(6))
+def test_drafting_with_a_cache_equals_the_training_forward(window):
+    data = batch(21, rows=1, length=14, anchors=1, window=window)
+    model, size = drafter(6, config=data.config), 4
     positions = [0, 3, 4, 9, 13]
     anchors = Anchors(torch.tensor([positions]), torch.ones((1, 5), dtype=torch.bool))
     ids = block_token_ids(data.input_ids, anchors, size, 39)
-    mask = dense_block_mask(anchors, torch.tensor([14]), 14, size)
+    masks = dense_block_masks(data.config, anchors, torch.tensor([14]), 14)
     with torch.no_grad():
-        trained = model(data.embedding[ids], data.target_hidden, anchors.positions, mask)
+        trained = model(data.embedding[ids], data.target_hidden, anchors.positions, *masks)
         cache, done = DrafterCache(), 0
         for slot, start in enumerate(positions):
             block = data.embedding[ids[:, slot * size : (slot + 1) * size]]

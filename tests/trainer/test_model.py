@@ -10,11 +10,12 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.drafting import CONFIG, batch, drafter, generator
+from tests.trainer.drafting import CONFIG, batch, drafter, generator, windows
 from tests.trainer.reference import reference_hidden, reference_loss
 from trainer.block_mask import dense_block_mask
 from trainer.checkpoint import expected_shapes
 from trainer.dflash_model import DFlashDrafter, DrafterConfig, create_drafter_config, default_target_layer_ids
+from trainer.drafter_config import SlidingWindow
 from trainer.errors import InputError
 from trainer.loss import block_labels, block_loss
 
@@ -22,11 +23,10 @@ pytestmark = pytest.mark.torch
 
 
 def forward(model, data):
-    mask = dense_block_mask(data.anchors, data.lengths, data.input_ids.shape[1], data.config.block_size)
-    return model(data.block_embeddings, data.target_hidden, data.anchors.positions, mask)
+    return model(data.block_embeddings, data.target_hidden, data.anchors.positions, *data.masks)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=18, deadline=None)
 @given(
     st.integers(0, 10_000),
     st.integers(1, 2),
@@ -34,9 +34,16 @@ def forward(model, data):
     st.integers(1, 5),
     st.integers(2, 5),
     st.sampled_from([0.0, 0.5, 1.0]),
+    st.integers(0, 2).flatmap(lambda more: st.sampled_from([(more, kind) for kind in range(5)])),
 )
-def test_hidden_states_loss_and_every_gradient_equal_the_reference(seed, rows, length, anchors, block_size, supervised):
-    data = batch(seed, rows=rows, length=length, anchors=anchors, block_size=block_size, supervised=supervised)
+def test_hidden_states_loss_and_every_gradient_equal_the_reference(
+    seed, rows, length, anchors, block_size, supervised, window
+):
+    more, kind = window
+    data = batch(
+        seed, rows=rows, length=length, anchors=anchors, block_size=block_size, supervised=supervised,
+        window=windows(block_size + more)[kind],
+    )  # fmt: skip
     model = drafter(seed, config=data.config)
     hidden = forward(model, data)
     labels, weights = block_labels(data.input_ids, data.loss_mask, data.lengths, data.anchors, block_size, 2.0)
@@ -60,6 +67,28 @@ def test_hidden_states_loss_and_every_gradient_equal_the_reference(seed, rows, l
         # the weights are float32, so two ways of taking exp() differ in their last digit
         scale = state[name].grad.abs().max()
         torch.testing.assert_close(parameter.grad, state[name].grad, rtol=1e-6, atol=float(1e-6 * scale), msg=name)
+
+
+def test_a_drafter_that_slides_wants_a_mask_for_each_kind_of_layer():
+    data = batch(1, window=SlidingWindow(5))
+    model = drafter(1, config=data.config)
+    assert len(data.masks) == 2
+    with pytest.raises(ValueError, match="1 masks, one each is needed for full_attention, sliding_attention"):
+        model(data.block_embeddings, data.target_hidden, data.anchors.positions, data.masks[0])
+    every = replace(data.config, sliding_layers=(0, 1))
+    only = drafter(1, config=every)(
+        data.block_embeddings, data.target_hidden, data.anchors.positions, data.masks[1]
+    )  # fmt: skip
+    assert only.shape == forward(model, data).shape
+    assert not torch.allclose(only, forward(model, data))
+
+
+def test_a_window_that_holds_everything_is_full_attention_but_for_its_block():
+    data = batch(4, length=10)
+    wide = batch(4, length=10, window=SlidingWindow(10 + 4, causal=False))
+    assert torch.equal(forward(drafter(2), data), forward(drafter(2, config=wide.config), wide))
+    causal = batch(4, length=10, window=SlidingWindow(10 + 4))
+    assert not torch.allclose(forward(drafter(2), data), forward(drafter(2, config=causal.config), causal))
 
 
 def test_layers_are_qwen3_layers_under_the_serving_names():
@@ -157,6 +186,59 @@ def test_a_config_follows_its_target():
     assert (config.head_dim, config.num_key_value_heads, config.intermediate_size) == (16, 4, 33)
     assert config.target_layer_ids == (0, 2, 5)
     assert DrafterConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("window", windows(9)[1:])
+def test_a_window_is_written_as_engines_read_it(window):
+    llama = transformers.LlamaConfig(hidden_size=64, num_hidden_layers=8, num_attention_heads=4, vocab_size=100)
+    config = create_drafter_config(llama, draft_layers=3, block_size=8, mask_token_id=0, window=window)
+    written = config.to_json()
+    assert written["layer_types"] == ["sliding_attention", "sliding_attention", "full_attention"]
+    assert (written["sliding_window"], written["use_sliding_window"]) == (9, True)
+    assert written.get("is_causal") == written["dflash_config"].get("causal") == (None if window.causal else False)
+    marked = written["dflash_config"].get("sliding_window_origin")
+    assert marked == ("anchor" if window.origin == "anchor" else None)
+    assert DrafterConfig.from_json(written) == config
+    # Qwen3's own config, which engines build the layers from
+    qwen = transformers.Qwen3Config.from_dict(written)
+    assert (qwen.layer_types, qwen.sliding_window) == (written["layer_types"], 9)
+
+
+def test_layer_types_may_be_named_one_by_one():
+    llama = transformers.LlamaConfig(hidden_size=64, num_hidden_layers=8, num_attention_heads=4, vocab_size=100)
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    window = SlidingWindow(16)
+    config = create_drafter_config(
+        llama, draft_layers=3, block_size=8, mask_token_id=0, layer_types=kinds, window=window
+    )  # fmt: skip
+    assert config.to_json()["layer_types"] == kinds
+    assert DrafterConfig.from_json(config.to_json()) == config
+    for change, message in (
+        ({"layer_types": kinds[:2]}, "2 types for 3 layers"),
+        ({"window": None}, "sliding layers need a window"),
+        ({"layer_types": ["full_attention"] * 3}, "sliding layers need a window"),
+        ({"window": SlidingWindow(7)}, "at least 8"),
+        ({"window": SlidingWindow(9, "slot")}, "'query' or 'anchor'"),
+    ):
+        options = {"layer_types": kinds, "window": window, **change}
+        with pytest.raises(InputError, match=message):
+            create_drafter_config(llama, draft_layers=3, block_size=8, mask_token_id=0, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layer_types": ["sliding_attention"]}, "1 layers|for 2 layers"),
+        ({"layer_types": ["chunked_attention", "full_attention"]}, "'full_attention' or 'sliding_attention'"),
+        ({"use_sliding_window": False}, "must agree"),
+        ({"sliding_window": None}, "give their window"),
+        ({"dflash_config": {"mask_token_id": 1, "target_layer_ids": [1, 3], "sliding_window_origin": "x"}}, "origin"),
+    ],
+)
+def test_a_window_that_a_config_tells_in_two_ways_is_refused(change, message):
+    written = replace(CONFIG, sliding_layers=(0,), window=SlidingWindow(9)).to_json()
+    with pytest.raises(InputError, match=message):
+        DrafterConfig.from_json({**written, **change})
 
 
 @pytest.mark.parametrize(

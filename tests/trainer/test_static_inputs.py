@@ -10,6 +10,7 @@ import torch
 
 from trainer.compile import STRATEGIES, Strategy
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
+from trainer.drafter_config import SlidingWindow
 from trainer.optimizer import MasterAdamW
 from trainer.step import Batch, DrafterStep, FrozenHead, blank_batch
 
@@ -61,8 +62,10 @@ def watched(strategy: Strategy, seen: list[list[int]]) -> Strategy:
     return replace(strategy, compile=compile)
 
 
-def step(strategy: Strategy, batches: list[Batch], buckets: tuple[int, ...]) -> list[list[torch.Tensor]]:
-    drafter = DFlashDrafter(CONFIG, generator=torch.Generator().manual_seed(1))
+def step(
+    strategy: Strategy, batches: list[Batch], buckets: tuple[int, ...], config: DrafterConfig = CONFIG
+) -> list[list[torch.Tensor]]:
+    drafter = DFlashDrafter(config, generator=torch.Generator().manual_seed(1))
     weight = torch.randn((24, 16), generator=torch.Generator().manual_seed(2))
     optimizer = MasterAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.0, clip=1.0)
     frozen = FrozenHead(weight, weight)
@@ -77,16 +80,21 @@ def step(strategy: Strategy, batches: list[Batch], buckets: tuple[int, ...]) -> 
     return gradients
 
 
+# one mask, and one for each of two kinds of layers
+SLIDING = replace(CONFIG, num_hidden_layers=2, sliding_layers=(0,), window=SlidingWindow(5))
+
+
+@pytest.mark.parametrize("config", [CONFIG, SLIDING], ids=["full", "sliding"])
 @pytest.mark.parametrize("name", ["reduce-overhead", "reduce-overhead-trees"])
-def test_graphs_always_get_the_same_memory_and_the_new_values(name: str) -> None:
+def test_graphs_always_get_the_same_memory_and_the_new_values(name: str, config: DrafterConfig) -> None:
     batches = [random_batch(seed, bucket) for seed, bucket in enumerate((12, 16, 12, 16, 12))]
     seen: list[list[int]] = []
-    graphed = step(watched(STRATEGIES[name], seen), batches, (12, 16))
+    graphed = step(watched(STRATEGIES[name], seen), batches, (12, 16), config)
     seen = seen[-len(batches) :]
     assert seen[0] == seen[2] == seen[4]
     assert seen[1] == seen[3]
     assert not set(seen[0]) & set(seen[1])
-    plain = step(STRATEGIES["eager"], batches, (12, 16))
+    plain = step(STRATEGIES["eager"], batches, (12, 16), config)
     for one, other in zip(graphed, plain, strict=True):
         torch.testing.assert_close(one, other)
 

@@ -14,6 +14,7 @@ import torch
 from trainer.anchors import Anchors, block_token_ids, sample_anchors
 from trainer.block_mask import dense_block_mask
 from trainer.canary.evidence import Check, Evidence, Outcome
+from trainer.drafter_config import FROM_ANCHOR, SlidingWindow
 from trainer.loss import block_labels
 from trainer.sampler import derive_seed
 
@@ -41,7 +42,11 @@ def _problems(size: int) -> Iterator[str]:
     anchors = sample_anchors(supervised, lengths, _ANCHORS, generator)
     inputs = block_token_ids(ids, anchors, size, mask_token).view(_ROWS, _ANCHORS, size)
     labels, weights = block_labels(ids, supervised, lengths, anchors, size, _GAMMA)
-    seen = dense_block_mask(anchors, lengths, _TOKENS, size)[:, 0].view(_ROWS, _ANCHORS, size, -1)
+    windows = (None, SlidingWindow(size + 2), SlidingWindow(size + 2, FROM_ANCHOR, causal=False))
+    seen = {
+        window: dense_block_mask(anchors, lengths, _TOKENS, size, window)[:, 0].view(_ROWS, _ANCHORS, size, -1)
+        for window in windows
+    }
     for row in range(_ROWS):
         length, counts = int(lengths[row]), supervised[row].tolist()
         yield from _wrong_anchors(row, anchors, [a for a in range(length - 1) if counts[a] and counts[a + 1]])
@@ -51,15 +56,14 @@ def _problems(size: int) -> Iterator[str]:
             token = int(ids[row, anchor])
             if inputs[row, block].tolist() != [token] + [mask_token] * (size - 1):
                 yield f"{where}: the block's input is {inputs[row, block].tolist()}, {token} and masks needed"
-            keys = [
-                *range(min(anchor, length) if real else 0),
-                *range(_TOKENS + block * size, _TOKENS + (block + 1) * size),
-            ]
+            context = min(anchor, length) if real else 0
             for slot in range(size):
-                found = seen[row, block, slot].nonzero()[:, 0].tolist()
-                if found != keys:
-                    wrong = sorted(set(found) ^ set(keys))[0]
-                    yield f"{where}, slot {slot}: {'sees' if wrong in found else 'does not see'} key {wrong}"
+                for window, mask in seen.items():
+                    found = mask[row, block, slot].nonzero()[:, 0].tolist()
+                    keys = [*_context(context, slot, window), *_own(block, slot, size, window)]
+                    if found != keys:
+                        wrong = sorted(set(found) ^ set(keys))[0]
+                        yield f"{where}, slot {slot}: {'sees' if wrong in found else 'does not see'} key {wrong}"
                 at = anchor + slot
                 used = real and slot > 0 and at < length and counts[at]
                 weight = math.exp(-(slot - 1) / _GAMMA) if used else 0.0
@@ -67,6 +71,21 @@ def _problems(size: int) -> Iterator[str]:
                     yield f"{where}, slot {slot}: weight {float(weights[row, block, slot]):.4f}, {weight:.4f} needed"
                 if used and int(labels[row, block, slot]) != int(ids[row, at]):
                     yield f"{where}, slot {slot}: the label is not the token at {at}"
+
+
+def _context(limit: int, slot: int, window: SlidingWindow | None) -> range:
+    """Context positions that a slot sees of `limit`."""
+    if window is None:
+        return range(limit)
+    # a window from the query holds the query itself
+    before = window.size if window.origin == FROM_ANCHOR else window.size - 1 - slot
+    return range(max(0, limit - before), limit)
+
+
+def _own(block: int, slot: int, size: int, window: SlidingWindow | None) -> range:
+    """Keys of its own block that a slot sees."""
+    first = _TOKENS + block * size
+    return range(first, first + (slot + 1 if window is not None and window.causal else size))
 
 
 def _wrong_anchors(row: int, anchors: Anchors, eligible: list[int]) -> Iterator[str]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.anchors import Anchors, block_token_ids
-from trainer.block_mask import dense_block_mask
+from trainer.block_mask import dense_block_masks
 from trainer.canary.witness import Named
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.step import Batch, FrozenHead
@@ -92,9 +92,9 @@ class Eager:
         size, bucket = self._config.block_size, batch.input_ids.shape[1]
         anchors = Anchors(batch.anchors.positions[:, part], batch.anchors.keep[:, part])
         ids = block_token_ids(batch.input_ids, anchors, size, self._config.mask_token_id)
-        mask = dense_block_mask(anchors, batch.lengths, bucket, size)
+        masks = dense_block_masks(self._config, anchors, batch.lengths, bucket)
         block = nn.functional.embedding(ids, self._embed).to(self._dtype)
-        hidden = drafter(block, batch.features.to(self._dtype), anchors.positions, mask)
+        hidden = drafter(block, batch.features.to(self._dtype), anchors.positions, *masks)
         logits = nn.functional.linear(hidden, self._head)
         wide = logits.to(torch.promote_types(self._dtype, torch.float32))
         losses = nn.functional.cross_entropy(wide.flatten(0, 1), batch.labels[:, part].reshape(-1), reduction="none")

@@ -79,14 +79,15 @@ class HiddenFunction:
     """The drafter's hidden states, compiled as the run compiles its step, in a code object of its own."""
 
     def __init__(self, parts: Parts, drafter: DFlashDrafter, frozen: FrozenHead, worker: int) -> None:
-        def hidden(ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor | BlockMask) -> Tensor:
-            return drafter(nn.functional.embedding(ids, frozen.embed_weight), features, positions, mask)
+        def hidden(ids: Tensor, features: Tensor, positions: Tensor, *masks: Tensor | BlockMask) -> Tensor:
+            return drafter(nn.functional.embedding(ids, frozen.embed_weight), features, positions, *masks)
 
         self._config: DrafterConfig = drafter.config
         work, device = parts.settings.workload, frozen.embed_weight.device
-        compiled, size = parts.strategy.compiles, drafter.config.block_size
+        compiled = parts.strategy.compiles
         self._masks = {
-            bucket: mask_builder(device, bucket, size, work.anchors, compiled=compiled) for bucket in work.buckets
+            bucket: mask_builder(drafter.config, device, bucket, work.anchors, compiled=compiled)
+            for bucket in work.buckets
         }
         self._functions: dict[int, Callable[..., Tensor]] = {
             bucket: parts.strategy.compile(private_function(hidden, f"canary_{worker}_bucket_{bucket}"))
@@ -99,8 +100,8 @@ class HiddenFunction:
         bucket, size = batch.input_ids.shape[1], self._config.block_size
         ids = block_token_ids(batch.input_ids, batch.anchors, size, self._config.mask_token_id)
         limits = context_limits(batch.anchors, batch.lengths)
-        mask = self._masks[bucket](limits)
-        return self._functions[bucket](ids, batch.features, batch.anchors.positions, mask)
+        masks = self._masks[bucket](limits)
+        return self._functions[bucket](ids, batch.features, batch.anchors.positions, *masks)
 
 
 class WatchedStep:

@@ -44,6 +44,10 @@ _SHAPES = (
     "draft_layers",
     "target_layers",
     "draft_ffn",
+    "layer_types",
+    "sliding_window",
+    "sliding_window_origin",
+    "sliding_window_non_causal",
 )
 _TIE = 1.02
 """Step times that are nearer than this are equal: then memory decides."""
