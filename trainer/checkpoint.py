@@ -6,37 +6,37 @@
       resume/optimizer.safetensors, resume/state.json
       manifest.json        last; size and sha256 of all the others
 
-Names and shapes come from the serving contract (`expected_shapes`), not from the model's code. SGLang ignores
-unknown and missing names without a word, so they are checked before writing and after reading.
+The files that were written are read back by the serving contract (`serving_layout.py`) before the folder gets its name,
+and compared bit for bit with the drafter in memory.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from trainer.drafter_config import DrafterConfig
-from trainer.errors import InputError, nearest
-from trainer.files import fsync_dir, sha256_file, write_json
+from trainer.errors import InputError
+from trainer.files import fsync_dir, fsync_file, sha256_file, write_json
+from trainer.serving_layout import (
+    CONFIG,
+    WEIGHTS,
+    CheckpointError,
+    check_serving_layout,
+    load_tensors,
+    read_object,
+    refuse_other_bits,
+)
 
-WEIGHTS, CONFIG, MANIFEST = "model.safetensors", "config.json", "manifest.json"
+MANIFEST = "manifest.json"
 RESUME_TENSORS, RESUME_STATE = "resume/optimizer.safetensors", "resume/state.json"
 _ROLES = {WEIGHTS: "weights", CONFIG: "config", RESUME_TENSORS: "resume", RESUME_STATE: "resume"}
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-
-
-class CheckpointError(InputError):
-    """A checkpoint cannot be written, or what was read is not whole: what, where, and what would do."""
 
 
 @dataclass(frozen=True)
@@ -47,33 +47,6 @@ class Resume:
     state: dict[str, Any]
 
 
-def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a serving engine loads, by name: 11 a layer and 3 more (58 for 5 layers)."""
-    width, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (width, len(config.target_layer_ids) * width),
-        "hidden_norm.weight": (width,),
-        "norm.weight": (width,),
-    }
-    for layer in range(config.num_hidden_layers):
-        for name, shape in {
-            "input_layernorm": (width,),
-            "post_attention_layernorm": (width,),
-            "self_attn.q_proj": (queries, width),
-            "self_attn.k_proj": (keys, width),
-            "self_attn.v_proj": (keys, width),
-            "self_attn.o_proj": (width, queries),
-            "self_attn.q_norm": (dim,),
-            "self_attn.k_norm": (dim,),
-            "mlp.gate_proj": (inner, width),
-            "mlp.up_proj": (inner, width),
-            "mlp.down_proj": (width, inner),
-        }.items():
-            shapes[f"layers.{layer}.{name}.weight"] = shape
-    return shapes
-
-
 def save_checkpoint(
     out: Path, step: int, drafter_state: Mapping[str, Tensor], config: DrafterConfig, resume: Mapping[str, Any]
 ) -> Path:
@@ -82,22 +55,31 @@ def save_checkpoint(
     `drafter_state` is the drafter's state_dict, on any device. `resume` maps flat names to tensors (kept in
     resume/optimizer.safetensors) or to values that JSON can hold (resume/state.json). A stale `.part`
     folder of the same step is replaced. Raises CheckpointError where the step is already there, or names,
-    shapes or dtypes are not what serving engines load.
+    shapes, dtypes or values of the files written are not what serving engines load, or not the drafter's.
     """
     final = out / f"step-{step:06d}"
     if final.exists():
         raise CheckpointError(
             "this step has a checkpoint already", str(final), "a complete checkpoint is never replaced: move it"
         )
-    dtype = _check_tensors(drafter_state, config, "the drafter's state")
     part = final.with_name(final.name + ".part")
     if part.exists():
         shutil.rmtree(part)
     (part / "resume").mkdir(parents=True)
-    _save_tensors(part / WEIGHTS, drafter_state)
-    write_json(part / CONFIG, config.to_json(dtype))
+    save_tensors(part / WEIGHTS, drafter_state)
+    dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in drafter_state.values()]
+    write_json(part / CONFIG, config.to_json(dtypes[0]))
+    try:
+        if _read_config(part) != config:
+            raise CheckpointError(
+                "it reads back as another drafter", str(part / CONFIG), "this is a fault of the trainer"
+            )
+        refuse_other_bits(part / WEIGHTS, drafter_state)
+    except CheckpointError:
+        shutil.rmtree(part)
+        raise
     tensors = {name: value for name, value in resume.items() if isinstance(value, Tensor)}
-    _save_tensors(part / RESUME_TENSORS, tensors)
+    save_tensors(part / RESUME_TENSORS, tensors)
     write_json(part / RESUME_STATE, {name: value for name, value in resume.items() if name not in tensors})
     files = [
         {"path": path, "size": (part / path).stat().st_size, "sha256": sha256_file(part / path), "role": role}
@@ -118,47 +100,25 @@ def load_checkpoint(path: Path, *, resumable: bool = True) -> tuple[DrafterConfi
     resumed run needs may be missing, as in a checkpoint that was brought home. Raises CheckpointError.
     """
     _verify_files(path, resumable=resumable)
-    config_path = path / CONFIG
-    data = _read_object(config_path)
-    try:
-        config = DrafterConfig.from_json(data)
-    except InputError as wrong:
-        raise CheckpointError(wrong.what, f"{config_path}: {wrong.where}", wrong.fix) from None
-    state = _load_tensors(path / WEIGHTS)
-    dtype = _check_tensors(state, config, str(path / WEIGHTS))
-    if data.get("dtype") != dtype or data.get("torch_dtype", dtype) != dtype:
-        raise CheckpointError(
-            f"dtype is {data.get('dtype')!r} and the tensors are {dtype}", str(config_path), "they must agree"
-        )
-    return config, state
+    return _read_config(path), load_tensors(path / WEIGHTS)
 
 
 def load_resume(path: Path) -> Resume:
     """What `save_checkpoint` was given as `resume`, from a complete checkpoint. Raises CheckpointError."""
     _verify_files(path)
-    return Resume(_load_tensors(path / RESUME_TENSORS), _read_object(path / RESUME_STATE))
+    return Resume(load_tensors(path / RESUME_TENSORS), read_object(path / RESUME_STATE))
 
 
-def _check_tensors(state: Mapping[str, Tensor], config: DrafterConfig, where: str) -> str:
-    """Names, shapes and one dtype as serving engines expect; returns the dtype's name."""
-    shapes = expected_shapes(config)
-    for name in shapes.keys() - state.keys():
-        like = nearest(name, state.keys() - shapes.keys(), cutoff=0.8)
-        raise CheckpointError(f"{name} is missing", where, f"is it {like}?" if like else f"{shapes[name]} needed")
-    for name in state.keys() - shapes.keys():
-        raise CheckpointError(f"{name} is not in the contract", where, f"only its {len(shapes)} tensors may be")
-    for name, shape in shapes.items():
-        if tuple(state[name].shape) != shape:
-            raise CheckpointError(f"{name} is {tuple(state[name].shape)}", where, f"its shape must be {shape}")
-    names = {str(tensor.dtype).removeprefix("torch.") for tensor in state.values()}
-    if len(names) != 1 or not names <= _DTYPES.keys():
-        raise CheckpointError(
-            f"the tensors are {', '.join(sorted(names))}", where, f"one of {', '.join(_DTYPES)} for all is needed"
-        )
-    return names.pop()
+def _read_config(folder: Path) -> DrafterConfig:
+    """The drafter that a folder in the serving layout holds. Raises CheckpointError where anything in it is wrong."""
+    data = check_serving_layout(folder)
+    try:
+        return DrafterConfig.from_json(data)
+    except InputError as wrong:
+        raise CheckpointError(wrong.what, f"{folder / CONFIG}: {wrong.where}", wrong.fix) from None
 
 
-def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors, each with storage of its own, and flush them to the disk."""
     # clones only where needed: safetensors refuses views that share storage
     copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -169,29 +129,7 @@ def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             copies[name] = tensor.clone()
         seen.add(start)
     save_file(copies, path, metadata={"format": "pt"})
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _load_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as stored:
-            return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 -- not a mapping
-    except (SafetensorError, OSError) as wrong:
-        raise CheckpointError(f"unreadable: {wrong}", str(path), "take another checkpoint") from None
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as wrong:
-        raise CheckpointError(f"unreadable: {wrong}", str(path), "take another checkpoint") from None
-    if not isinstance(data, dict):
-        raise CheckpointError("not a JSON object", str(path), "take another checkpoint")
-    return cast("dict[str, Any]", data)
+    fsync_file(path)
 
 
 def _verify_files(path: Path, *, resumable: bool = True) -> None:
@@ -200,7 +138,7 @@ def _verify_files(path: Path, *, resumable: bool = True) -> None:
         raise CheckpointError(
             f"no {MANIFEST}", str(path), "a complete checkpoint is a folder like step-000080 that has one"
         )
-    manifest = _read_object(path / MANIFEST)
+    manifest = read_object(path / MANIFEST)
     if manifest.get("v") != 1 or manifest.get("kind") != "checkpoint":
         raise CheckpointError(
             f"v {manifest.get('v')!r}, kind {manifest.get('kind')!r}",

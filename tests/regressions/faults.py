@@ -495,7 +495,7 @@ _RUN = (
         "checkpoint-rounded",
         what="weights are rounded to bfloat16 when they are saved",
         lost="the last digits of every checkpoint",
-        cpu=Check("save_and_load", "does not load back as it was"),
+        cpu=Check("save_and_load", "is not in the file as it is in memory"),
     ),
     Fault(
         "checkpoint-torn",

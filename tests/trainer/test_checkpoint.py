@@ -126,7 +126,7 @@ def rewrite(path, change):
     ("change", "message"),
     [
         (lambda c, m: c.update(hidden_size=32), "its shape must be"),
-        (lambda c, m: c.update(num_hidden_layers=3), "layers.2"),
+        (lambda c, m: c.update(num_hidden_layers=3, layer_types=["full_attention"] * 3), "layers.2"),
         (lambda c, m: c.pop("rope_theta"), "rope_theta"),
         (lambda c, m: c.update(use_sliding_window=True), "use_sliding_window"),
         (lambda c, m: c.update(dtype="bfloat16"), "they must agree"),

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.trainer.drafting import CONFIG, batch, drafter, generator, windows
 from tests.trainer.reference import reference_hidden, reference_loss
 from trainer.block_mask import dense_block_mask
-from trainer.checkpoint import expected_shapes
 from trainer.dflash_model import DFlashDrafter, DrafterConfig, create_drafter_config, default_target_layer_ids
 from trainer.drafter_config import SlidingWindow
 from trainer.errors import InputError
 from trainer.loss import block_labels, block_loss
+from trainer.serving_layout import expected_shapes
 
 pytestmark = pytest.mark.torch
 
@@ -115,7 +115,7 @@ def test_five_layers_make_58_tensors_with_the_contracts_names_and_shapes():
     with torch.device("meta"):
         state = DFlashDrafter(config, device="meta").state_dict()
     assert len(state) == 58
-    assert {name: tuple(t.shape) for name, t in state.items()} == expected_shapes(config)
+    assert {name: tuple(t.shape) for name, t in state.items()} == expected_shapes(config.to_json())
     assert state["fc.weight"].shape == (16, 80)
     assert state["layers.4.self_attn.k_proj.weight"].shape == (12, 16)
 
