@@ -19,21 +19,57 @@ class Anchors:
     keep: Tensor
 
 
-def eligible_anchors(loss_mask: Tensor, lengths: Tensor) -> Tensor:
-    """Positions that may be anchors: bool [N, S] from `loss_mask` bool [N, S] and `lengths` long [N].
+@dataclass(frozen=True)
+class AnchorRule:
+    """Which positions may be anchors: supervised ones that `room` more tokens of the row follow.
 
-    a is eligible when a and a + 1 are both supervised and a <= length - 2: there is at least one token to
-    predict. The block may overhang the row; what hangs over has weight 0. This is SpecForge's rule
-    (a6b6b023); TorchSpec asks for a <= S - block_size, which would starve short answers.
+    One of the next `horizon` tokens must be supervised as well: a block without a label would have no loss, and a step
+    of such blocks no normaliser.
     """
-    position = torch.arange(loss_mask.shape[1], device=loss_mask.device)
-    supervised = loss_mask.bool()
-    following = torch.zeros_like(supervised)
-    following[:, :-1] = supervised[:, 1:]
-    return supervised & following & (position <= lengths.to(loss_mask.device)[:, None] - 2)
+
+    room: int
+    horizon: int
+
+    def __str__(self) -> str:
+        follow = "token follows" if self.room == 1 else "tokens follow"
+        near = "the next one" if self.horizon == 1 else f"one of the next {self.horizon}"
+        return f"supervised, {self.room} {follow} it, {near} supervised"
 
 
-def sample_anchors(loss_mask: Tensor, lengths: Tensor, count: int, generator: torch.Generator) -> Anchors:
+SPECFORGE = AnchorRule(room=1, horizon=1)
+
+
+def anchor_rule(name: str, block_size: int) -> AnchorRule:
+    """The rule of a public trainer, by its name; `block_size` counts the anchor.
+
+    `specforge` (a6b6b023): a and a + 1 are supervised; the block may hang over the row's end, where its weight is 0.
+    `torchspec` (6f21829c): a is supervised and the whole block lies in the row, a <= length - B: answers that are
+    shorter than a block are never trained on. `speculators` (c05b95b3): the row's last B positions are no anchors,
+    one more than that. Both take S, a padded or packed row, for the length; here it is the row's own.
+    """
+    rules = {
+        "specforge": SPECFORGE,
+        "torchspec": AnchorRule(room=block_size - 1, horizon=block_size - 1),
+        "speculators": AnchorRule(room=block_size, horizon=block_size - 1),
+    }
+    return rules[name]
+
+
+def eligible_anchors(loss_mask: Tensor, lengths: Tensor, rule: AnchorRule = SPECFORGE) -> Tensor:
+    """Positions that may be anchors: bool [N, S] from `loss_mask` bool [N, S] and `lengths` long [N]."""
+    size = loss_mask.shape[1]
+    position = torch.arange(size, device=loss_mask.device)
+    ends = lengths.to(loss_mask.device)[:, None]
+    supervised = loss_mask.bool() & (position < ends)
+    # how many supervised tokens lie before each position, and behind the last
+    before = torch.nn.functional.pad(supervised.long().cumsum(dim=1), (1, 0))
+    labels = before[:, (position + 1 + rule.horizon).clamp(max=size)] - before[:, position + 1]
+    return supervised & (labels > 0) & (position + rule.room < ends)
+
+
+def sample_anchors(
+    loss_mask: Tensor, lengths: Tensor, count: int, generator: torch.Generator, rule: AnchorRule = SPECFORGE
+) -> Anchors:
     """Sample `count` anchors a row, uniformly and without replacement, from the eligible positions.
 
     The shape is always [N, count], so that nothing recompiles: unused slots are padding (`Anchors`). A row
@@ -43,7 +79,7 @@ def sample_anchors(loss_mask: Tensor, lengths: Tensor, count: int, generator: to
     if count < 1:
         raise ValueError(f"anchors: {count} slots a sequence, at least 1 is needed")
     rows, length = loss_mask.shape
-    eligible = eligible_anchors(loss_mask, lengths)
+    eligible = eligible_anchors(loss_mask, lengths, rule)
     # float64: ties between keys are then too rare for top-k's order of ties to differ between devices
     keys = torch.rand((rows, length), generator=generator, dtype=torch.float64).to(loss_mask.device)
     best, where = keys.masked_fill(~eligible, -1.0).topk(min(count, length), dim=1)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.anchors import SPECFORGE, AnchorRule
 from trainer.errors import InputError
 
 _NAMED_ROWS = 20
@@ -49,12 +50,21 @@ def named_rows(rows: Sequence[int]) -> str:
 class TrainingData:
     """A `datasets.load_from_disk` folder with `input_ids` and `loss_mask`, scanned once.
 
-    `rows` are the ids that can be trained on: rows without an eligible anchor (two supervised tokens in a row, the
-    second one inside the sequence) are left out, counted and named in the log. Rows longer than the largest bucket
+    `rows` are the ids that can be trained on: rows without an anchor that is eligible by `rule` are left out, counted
+    and named in the log. Rows longer than the largest bucket
     are cut at its length, and counted. `hold_out` keeps that many rows at the end out of training.
     """
 
-    def __init__(self, path: Path, buckets: Sequence[int], pad_id: int, *, where: str, hold_out: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        buckets: Sequence[int],
+        pad_id: int,
+        *,
+        where: str,
+        hold_out: int = 0,
+        rule: AnchorRule = SPECFORGE,
+    ) -> None:
         self._dataset = _open(path, where)
         self._buckets = tuple(buckets)
         self._pad_id = pad_id
@@ -67,7 +77,7 @@ class TrainingData:
                 f"give less than {total}",
             )
         longest = self._buckets[-1]
-        lengths, eligible, self.largest_id = _scan(self._dataset, longest, where)
+        lengths, eligible, self.largest_id = _scan(self._dataset, longest, where, rule)
         trainable = total - hold_out
         self.held_out_rows = tuple(range(trainable, total))
         self.rows = tuple(int(row) for row in np.flatnonzero(eligible[:trainable]))
@@ -91,9 +101,9 @@ class TrainingData:
             )
         if not self.rows:
             raise InputError(
-                f"none of {trainable} rows has two supervised tokens in a row within {longest} tokens",
+                f"none of {trainable} rows has a token within {longest} that can be an anchor ({rule})",
                 where,
-                "give longer answers, or a larger last bucket in workload.buckets",
+                "give longer answers, a larger last bucket in workload.buckets, or anchor_eligibility specforge",
             )
 
     def rows_with_token(self, token: int) -> list[int]:
@@ -184,7 +194,7 @@ def _flat(column: Any) -> tuple[np.ndarray, np.ndarray]:
     return values, np.concatenate([[0], np.cumsum(sizes)])
 
 
-def _scan(dataset: Any, longest: int, where: str) -> tuple[np.ndarray, np.ndarray, int]:
+def _scan(dataset: Any, longest: int, where: str, rule: AnchorRule) -> tuple[np.ndarray, np.ndarray, int]:
     """Length [rows], whether an eligible anchor exists within `longest` tokens [rows], and the largest token id."""
     lengths: list[np.ndarray] = []
     eligible: list[np.ndarray] = []
@@ -200,10 +210,12 @@ def _scan(dataset: Any, longest: int, where: str) -> tuple[np.ndarray, np.ndarra
         if len(ids) and ids.min() < 0:
             raise InputError("a token id is negative", where, "give token ids of the target's vocabulary")
         largest = max(largest, int(ids.max()) if len(ids) else 0)
-        position = np.arange(len(mask)) - np.repeat(offsets[:-1], np.diff(offsets))
-        ends = np.repeat(np.minimum(np.diff(offsets), longest), np.diff(offsets))
-        following = np.append(mask[1:], 0)
-        anchors = (mask != 0) & (following != 0) & (position + 1 < ends)
+        place = np.arange(len(mask))
+        ends = np.repeat(offsets[:-1] + np.minimum(np.diff(offsets), longest), np.diff(offsets))
+        # as anchors.eligible_anchors, over all rows at once
+        before = np.concatenate([[0], np.cumsum(mask != 0)])
+        labels = before[np.minimum(place + 1 + rule.horizon, ends)] - before[np.minimum(place + 1, ends)]
+        anchors = (mask != 0) & (labels > 0) & (place + rule.room < ends)
         counts = np.concatenate([[0], np.cumsum(anchors)])
         lengths.append(np.diff(offsets))
         eligible.append(counts[offsets[1:]] > counts[offsets[:-1]])

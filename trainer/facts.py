@@ -8,6 +8,7 @@ from typing import Any
 
 import transformers
 
+from trainer.anchors import anchor_rule
 from trainer.assets import resolve_asset
 from trainer.data import TrainingData
 from trainer.dflash_model import DrafterConfig, create_drafter_config
@@ -62,7 +63,14 @@ def open_data(settings: Settings, tokenizer: Any, vocabulary: int) -> TrainingDa
         path, where, hold_out = settings.prepared / DATASET, "settings.prepared", 0
     else:
         raise InputError("there is no prepared data", "settings.prepared", "run prepare first")
-    data = TrainingData(path, settings.workload.buckets, padding_id(tokenizer), where=where, hold_out=hold_out)
+    data = TrainingData(
+        path,
+        settings.workload.buckets,
+        padding_id(tokenizer),
+        where=where,
+        hold_out=hold_out,
+        rule=anchor_rule(training.anchor_eligibility, settings.workload.block_size),
+    )
     if data.largest_id >= vocabulary:
         raise InputError(
             f"the data has token id {data.largest_id}, the target knows {vocabulary}",

@@ -75,7 +75,7 @@ def held_out_loss(parts: Parts, drafter: DFlashDrafter) -> float | None:
     total = weight = 0.0
     for index, item in enumerate(parts.held_out):
         rows = collate_held_out([item], longest, pad)
-        if not bool(eligible_anchors(rows.loss_mask, rows.lengths).any()):
+        if not bool(eligible_anchors(rows.loss_mask, rows.lengths, parts.maker.rule).any()):
             log.warning(
                 "held-out prompt %d leaves no room for its answer in %d tokens: not in the loss", index, longest
             )

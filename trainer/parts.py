@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.anchors import anchor_rule
 from trainer.assets import resolve_asset
 from trainer.checkpoint import load_checkpoint, load_resume
 from trainer.compile import Strategy
@@ -139,6 +140,7 @@ def load_parts(settings: Settings, *, longest_first: bool = False) -> Parts:
             data=data,
             order=order,
             anchors=work.anchors,
+            rule=anchor_rule(training.anchor_eligibility, work.block_size),
             block_size=work.block_size,
             gamma=decay_gamma(work.block_size) if training.decay_gamma is None else training.decay_gamma,
             seed=training.seed,

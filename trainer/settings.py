@@ -189,6 +189,7 @@ class Training:
     betas: tuple[float, float] = _key(_list(_number(0, 1, high_open=True), "two numbers in [0, 1)"), (0.9, 0.95))
     clip: float = _key(_number(0, 1e9, low_open=True), 1.0)
     decay_gamma: float | None = _key(_optional(_number(0, 1e9, low_open=True)), None)
+    anchor_eligibility: str = _key(_choice("specforge", "torchspec", "speculators"), "specforge")
     seed: int = _key(_integer(0), 0)
     data: str | None = _key(_optional(_text), None)
     prompts: str | None = _key(_optional(_text), None)

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from trainer.abort import Abort
-from trainer.anchors import Anchors, sample_anchors
+from trainer.anchors import AnchorRule, Anchors, sample_anchors
 from trainer.board import StepBoard, WorkerReport
 from trainer.compile import Gate, own_device
 from trainer.data import Rows, TrainingData
@@ -56,12 +56,13 @@ class Worker(threading.Thread, abc.ABC):
 class BatchMaker:
     """Turns row numbers into a batch. Pure: the same assignment gives the same bits.
 
-    `anchors`, `block_size` and `gamma` (slots) are the drafter's; `seed` is the run's.
+    `anchors`, `rule`, `block_size` and `gamma` (slots) are the drafter's; `seed` is the run's.
     """
 
     data: TrainingData
     order: RowOrder
     anchors: int
+    rule: AnchorRule
     block_size: int
     gamma: float
     seed: int
@@ -76,7 +77,7 @@ class BatchMaker:
     def from_rows(self, rows: Rows, seed: int, target: Target, device: torch.device) -> Batch:
         """The same for given rows; anchors come from a CPU generator seeded with `seed`."""
         generator = torch.Generator().manual_seed(seed)
-        anchors = sample_anchors(rows.loss_mask, rows.lengths, self.anchors, generator)
+        anchors = sample_anchors(rows.loss_mask, rows.lengths, self.anchors, generator, self.rule)
         labels, weights = block_labels(
             rows.input_ids, rows.loss_mask, rows.lengths, anchors, self.block_size, self.gamma
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -30,6 +30,8 @@ class Training(Model):
     """Largest gradient norm."""
     decay_gamma: Positive | None = None
     """Decay of the loss weight along a block; null: by block size (16: 7, 10: 5, 8: 4)."""
+    anchor_eligibility: Literal["specforge", "torchspec", "speculators"] = "specforge"
+    """Which supervised tokens may be anchors, by a public trainer's rule."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     data: PathText | None = None
     """Folder for datasets.load_from_disk with input_ids and loss_mask; null: prepared from `prompts`."""

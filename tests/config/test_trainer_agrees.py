@@ -24,6 +24,7 @@ GOOD = [
     *("dtype=float32", "target_dtype=bfloat16", "strategy=eager", "strategy=default", "strategy=auto"),
     *("require_cuda=false", "throughput_check=false"),
     *("sliding_window=16", "sliding_window=", "layer_types=auto", f"layer_types=[{', '.join(['full_attention'] * 5)}]"),
+    *("anchor_eligibility=specforge", "anchor_eligibility=torchspec", "anchor_eligibility=speculators"),
     *("sliding_window_origin=anchor", "sliding_window_non_causal=true"),
     *("learning_rate=1", "warmup_ratio=0", "weight_decay=1", "betas=[0, 0.999]", "clip=0.1", "decay_gamma=7"),
     *(
@@ -56,7 +57,7 @@ BAD = [
     ),
     *("dtype=float16", "strategy=max-autotune", "require_cuda=1", "steps=1.5", "steps=", "steps=true", "target=''"),
     *("learning_rate=0", "learning_rate=2", "warmup_ratio=1", "weight_decay=-1", "betas=[0.9]", "betas=[0.9, 1]"),
-    *("clip=0", "decay_gamma=0", "prompt_field=", "data=''"),
+    *("clip=0", "decay_gamma=0", "anchor_eligibility=SpecForge", "anchor_eligibility=", "prompt_field=", "data=''"),
     *("sliding_window=15", "sliding_window=1", "sliding_window_origin=slot", "sliding_window_non_causal=1"),
     *("layer_types=[full_attention]", f"layer_types=[{', '.join(['sliding_attention'] * 5)}]", "layer_types=[]"),
     f"layer_types=[{', '.join(['full'] * 5)}]",

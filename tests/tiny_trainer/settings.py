@@ -116,6 +116,7 @@ class Training:
     betas: list[float] | tuple = (0.9, 0.95)
     clip: float = 1.0
     decay_gamma: float | None = None
+    anchor_eligibility: str = "specforge"
     seed: int = 0
     data: str | None = None
     prompts: str | None = None
@@ -179,6 +180,7 @@ _TRAINING: dict[str, Check] = {
     "betas": _list(None, _number(0, 1), 2),
     "clip": _number(0, 1e9),
     "decay_gamma": _or_null(_number(1e-6, 1e9)),
+    "anchor_eligibility": _one_of("specforge", "torchspec", "speculators"),
     "seed": _integer(0),
     "data": _or_null(_text),
     "prompts": _or_null(_text),

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.drafting import generator
-from trainer.anchors import block_token_ids, eligible_anchors, sample_anchors
+from trainer.anchors import anchor_rule, block_token_ids, eligible_anchors, sample_anchors
+from trainer.loss import block_labels
 
 pytestmark = pytest.mark.torch
 
@@ -18,6 +19,57 @@ def test_an_anchor_and_its_next_token_are_both_supervised():
     # length 7: position 6 has no next token inside the row, position 3 is not supervised, 2's next one is not
     eligible = eligible_anchors(loss_mask, torch.tensor([7]))
     assert eligible[0].nonzero()[:, 0].tolist() == [1, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        # the whole block of 3 inside the row of 7, and a label behind the anchor
+        ("torchspec", [1, 2, 4]),
+        # not one of the last 3
+        ("speculators", [1, 2]),
+        ("specforge", [1, 4, 5]),
+    ],
+)
+def test_public_trainers_rules(name, wanted):
+    loss_mask = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 1]], dtype=torch.bool)
+    eligible = eligible_anchors(loss_mask, torch.tensor([7]), anchor_rule(name, 3))
+    assert eligible[0].nonzero()[:, 0].tolist() == wanted
+
+
+def test_a_block_without_a_label_is_never_drafted():
+    lonely = torch.tensor([[1, 0, 0, 0, 0, 0]], dtype=torch.bool)
+    for name in ("specforge", "torchspec", "speculators"):
+        assert not eligible_anchors(lonely, torch.tensor([6]), anchor_rule(name, 3)).any(), name
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(0, 10_000), st.integers(1, 20), st.integers(2, 6), st.floats(0, 1),
+    st.sampled_from(["specforge", "torchspec", "speculators"]),
+)  # fmt: skip
+def test_every_eligible_anchor_has_a_loss_whatever_the_rule_and_the_padding(seed, length, size, share, name):
+    numbers = generator(seed)
+    rule = anchor_rule(name, size)
+    lengths = torch.randint(1, length + 1, (3,), generator=numbers)
+    loss_mask = (torch.rand((3, length), generator=numbers) < share) & (torch.arange(length) < lengths[:, None])
+    eligible = eligible_anchors(loss_mask, lengths, rule)
+    for row in range(3):
+        marks, end = loss_mask[row].tolist(), int(lengths[row])
+        for at in range(length):
+            # written as the trainers write it, but for the label that is asked for
+            allowed = {
+                "specforge": at <= end - 2 and marks[at + 1 : at + 2] == [True],
+                "torchspec": at <= end - size and any(marks[at + 1 : at + size]),
+                "speculators": at < end - size and any(marks[at + 1 : at + size]),
+            }[name]
+            assert bool(eligible[row, at]) == (marks[at] and allowed), (row, at)
+    padded = torch.nn.functional.pad(loss_mask, (0, 9), value=True)
+    assert torch.equal(eligible_anchors(padded, lengths, rule)[:, :length], eligible)
+    anchors = sample_anchors(loss_mask, lengths, 4, numbers, rule)
+    ids = torch.zeros_like(loss_mask, dtype=torch.long)
+    _, weights = block_labels(ids, loss_mask, lengths, anchors, size, 2.0)
+    assert ((weights.sum(dim=2) > 0) == anchors.keep).all()
 
 
 @settings(max_examples=40, deadline=None)

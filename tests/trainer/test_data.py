@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.anchors import anchor_rule, eligible_anchors
 from trainer.data import TrainingData, collate_held_out
 from trainer.errors import InputError
 from trainer.sampler import FixedOrder, Sampler, Schedule
@@ -34,7 +37,7 @@ def save(path: Path, rows: list[tuple[list[int], list[int]]]) -> Path:
     return path
 
 
-def load(path: Path, **options: int) -> TrainingData:
+def load(path: Path, **options: Any) -> TrainingData:
     return TrainingData(path, (4, 8), 0, where="training.data", **options)
 
 
@@ -46,6 +49,27 @@ def test_rows_without_an_anchor_are_named_and_long_ones_cut(tmp_path: Path, capl
     assert data.cut == (2, 3)
     assert "3 of 6 rows have no eligible anchor and are left out: rows 1, 3, 4" in caplog.text
     assert "2 of 6 rows are longer than the largest bucket (8) and are cut: rows 2, 3" in caplog.text
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    rows=st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=1, max_size=6),
+    size=st.integers(2, 5),
+    name=st.sampled_from(["specforge", "torchspec", "speculators"]),
+)
+def test_the_rows_that_are_kept_are_those_in_which_an_anchor_can_be_drawn(
+    rows: list[list[bool]], size: int, name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rule, always = anchor_rule(name, size), [True] * 8
+    path = save(
+        tmp_path_factory.mktemp("d"), [([1] * len(row), [int(each) for each in row]) for row in [*rows, always]]
+    )
+    kept = []
+    for index, row in enumerate([*rows, always]):
+        cut = torch.tensor([row[:8]])
+        if eligible_anchors(cut, torch.tensor([cut.shape[1]]), rule).any():
+            kept.append(index)
+    assert load(path, rule=rule).rows == tuple(kept)
 
 
 def test_batches_are_padded_to_the_smallest_bucket(tmp_path: Path) -> None:
@@ -86,7 +110,7 @@ def test_where_a_token_occurs(tmp_path: Path) -> None:
     [
         ({"input_ids": [[1, 2]]}, "no column 'loss_mask'"),
         ({"input_ids": [[1, 2], [1, 2, 3]], "loss_mask": [[1, 1], [1, 1]]}, "row 1 has"),
-        ({"input_ids": [[1, 2]], "loss_mask": [[0, 1]]}, "none of 1 rows has two supervised tokens"),
+        ({"input_ids": [[1, 2]], "loss_mask": [[0, 1]]}, "none of 1 rows has a token within 8"),
         ({"input_ids": [[1, -2]], "loss_mask": [[1, 1]]}, "negative"),
     ],
 )

@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
-from trainer.anchors import Anchors, block_token_ids, sample_anchors
+from trainer.anchors import Anchors, anchor_rule, block_token_ids, eligible_anchors, sample_anchors
 from trainer.block_mask import dense_block_mask
 from trainer.canary.evidence import Check, Evidence, Outcome
 from trainer.drafter_config import FROM_ANCHOR, SlidingWindow
@@ -39,6 +40,7 @@ def _problems(size: int) -> Iterator[str]:
     lengths = torch.tensor([_TOKENS, _TOKENS - 7, _TOKENS])
     supervised = torch.rand((_ROWS, _TOKENS), generator=generator) < 0.8
     supervised[2, 6:] = False
+    yield from _wrong_rules(supervised, lengths, size)
     anchors = sample_anchors(supervised, lengths, _ANCHORS, generator)
     inputs = block_token_ids(ids, anchors, size, mask_token).view(_ROWS, _ANCHORS, size)
     labels, weights = block_labels(ids, supervised, lengths, anchors, size, _GAMMA)
@@ -71,6 +73,18 @@ def _problems(size: int) -> Iterator[str]:
                     yield f"{where}, slot {slot}: weight {float(weights[row, block, slot]):.4f}, {weight:.4f} needed"
                 if used and int(labels[row, block, slot]) != int(ids[row, at]):
                     yield f"{where}, slot {slot}: the label is not the token at {at}"
+
+
+def _wrong_rules(supervised: Tensor, lengths: Tensor, size: int) -> Iterator[str]:
+    """Eligible positions by each public trainer's rule, token by token."""
+    for name, room in (("specforge", 1), ("torchspec", size - 1), ("speculators", size)):
+        found = eligible_anchors(supervised, lengths, anchor_rule(name, size)).tolist()
+        for row in range(_ROWS):
+            length, counts = int(lengths[row]), supervised[row].tolist()
+            for at in range(_TOKENS):
+                behind = counts[at + 1 : min(length, at + 2 if name == "specforge" else at + size)]
+                if found[row][at] != (counts[at] and at + room < length and any(behind)):
+                    yield f"row {row}: {at} is {'' if found[row][at] else 'not '}eligible by {name}'s rule"
 
 
 def _context(limit: int, slot: int, window: SlidingWindow | None) -> range:
