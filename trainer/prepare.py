@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,10 +16,13 @@ import torch
 
 from trainer.assets import resolve_asset
 from trainer.data import HeldOut
+from trainer.engine import Engine, Prompts, TransformersEngine
 from trainer.errors import InputError
-from trainer.files import sha256_file, write_json
+from trainer.files import file_lock, fsync_dir, fsync_file, sha256_file, write_json
+from trainer.journal import Journal
 from trainer.mask_token import resolve_mask_token
 from trainer.placement import DTYPES, place
+from trainer.progress import Progress
 from trainer.prompts import prompt_ids, read_prompts
 from trainer.settings import CONTRACT, Settings
 from trainer.target import Target
@@ -27,6 +31,7 @@ from trainer.target_files import target_identity
 # raise it when the code makes other data from the same input
 _VERSION = "1"
 DATASET, EVALUATION, PREPARED = "dataset", "evaluation.json", "prepare.json"
+_JOURNAL, _LOCK = "answers.ndjson", ".lock"
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +65,36 @@ def prepare_key(settings: Settings) -> str:
 
 
 def prepare(settings: Settings, out: Path) -> None:
-    """Write `dataset/`, `evaluation.json` and, last, `prepare.json` into `out`. Raises `InputError`."""
+    """Write `dataset/`, `evaluation.json` and, last, `prepare.json` into `out`. Raises `InputError`.
+
+    What an earlier `prepare` of the same data left in `out` is gone on from: its answers are in the journal. The
+    result is the same, bit for bit, as that of one which nobody disturbed.
+    """
+    key = prepare_key(settings)
+    with file_lock(out / _LOCK):
+        if _is_made(out, key):
+            log.info("%s is whole already", out)
+            return
+        journal = Journal(out / _JOURNAL, key)
+        try:
+            _make(settings, key, out, journal)
+        finally:
+            journal.close()
+        journal.remove()
+
+
+def _is_made(out: Path, key: str) -> bool:
+    """Whether this data is there, whole. Raises `InputError` where other data is."""
+    try:
+        found = json.loads((out / PREPARED).read_text(encoding="utf-8")).get("key")
+    except FileNotFoundError:
+        return False
+    if found != key:
+        raise InputError("it holds data of other settings", str(out), "give an empty folder for --out")
+    return True
+
+
+def _make(settings: Settings, key: str, out: Path, journal: Journal) -> None:
     started = time.monotonic()
     training, work = settings.training, settings.workload
     texts = read_prompts(prompts_path(settings), training.prompt_field, training.prompt_count)
@@ -69,7 +103,9 @@ def prepare(settings: Settings, out: Path) -> None:
     target = Target.load(path, device, DTYPES[work.target_dtype], (0,), settings.cache)
     mask_token = resolve_mask_token(work.mask_token, target.tokenizer, target.config.vocab_size)
     prompts = [prompt_ids(text, target.tokenizer) for text in texts]
-    answers = answer(target, prompts, training.answer_tokens, training.answer_batch)
+    engine = TransformersEngine(target, training.answer_tokens, training.answer_batch)
+    found = answer_all(engine, dict(enumerate(prompts)), journal, 0)
+    answers = [found[row] for row in range(len(prompts))]
     for row, ids in enumerate(zip(prompts, answers, strict=True)):
         if any(mask_token in part for part in ids):
             raise InputError(
@@ -78,24 +114,13 @@ def prepare(settings: Settings, out: Path) -> None:
                 "take a reserved token that no text uses",
             )
     kept = len(prompts) - training.evaluation_prompts
-    dataset = datasets.Dataset.from_dict(
-        {
-            "input_ids": [prompt + reply for prompt, reply in zip(prompts[:kept], answers[:kept], strict=True)],
-            "loss_mask": [
-                [0] * len(prompt) + [1] * len(reply)
-                for prompt, reply in zip(prompts[:kept], answers[:kept], strict=True)
-            ],
-        },
-        features=datasets.Features(
-            {
-                "input_ids": datasets.Sequence(datasets.Value("int32")),
-                "loss_mask": datasets.Sequence(datasets.Value("int8")),
-            }
-        ),
+    _write_dataset(
+        out,
+        [[*prompt, *reply] for prompt, reply in zip(prompts[:kept], answers[:kept], strict=True)],
+        [[0] * len(prompt) + [1] * len(reply) for prompt, reply in zip(prompts[:kept], answers[:kept], strict=True)],
     )
-    dataset.save_to_disk(str(out / DATASET))
     held_out = [
-        {"prompt": prompt, "answer": reply} for prompt, reply in zip(prompts[kept:], answers[kept:], strict=True)
+        {"prompt": prompt, "answer": list(reply)} for prompt, reply in zip(prompts[kept:], answers[kept:], strict=True)
     ]
     write_json(out / EVALUATION, {"contract": CONTRACT, "prompts": held_out})
     seconds = time.monotonic() - started
@@ -104,7 +129,7 @@ def prepare(settings: Settings, out: Path) -> None:
         out / PREPARED,
         {
             "contract": CONTRACT,
-            "key": prepare_key(settings),
+            "key": key,
             "rows": kept,
             "evaluation_prompts": len(held_out),
             "prompt_tokens": sum(len(each) for each in prompts),
@@ -114,44 +139,34 @@ def prepare(settings: Settings, out: Path) -> None:
     )
 
 
-@torch.no_grad()
-def answer(target: Target, prompts: Sequence[Sequence[int]], tokens: int, batch: int) -> list[list[int]]:
-    """The target's greedy answers, at most `tokens` long, with the end token where it came.
-
-    Prompts of like length are answered together, padded on the left.
-    """
-    pad = target.tokenizer.pad_token_id
-    filler = pad if pad is not None else min(target.eos_ids, default=0)
-    order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
-    answers: list[list[int]] = [[] for _ in prompts]
-    for start in range(0, len(order), batch):
-        part = order[start : start + batch]
-        width = max(len(prompts[index]) for index in part)
-        ids = torch.full((len(part), width), filler, dtype=torch.long)
-        seen = torch.zeros_like(ids)
-        for row, index in enumerate(part):
-            length = len(prompts[index])
-            ids[row, width - length :] = torch.tensor(prompts[index], dtype=torch.long)
-            seen[row, width - length :] = 1
-        made = target.model.generate(
-            input_ids=ids.to(target.device),
-            attention_mask=seen.to(target.device),
-            max_new_tokens=tokens,
-            do_sample=False,
-            pad_token_id=filler,
-            eos_token_id=sorted(target.eos_ids) or None,
-        )
-        for row, index in enumerate(part):
-            answers[index] = _until_end(made[row, width:].tolist(), target.eos_ids)
-        log.info("answered %d of %d prompts", min(start + batch, len(order)), len(order))
-    return answers
+def answer_all(engine: Engine, prompts: Prompts, journal: Journal, turn: int) -> Mapping[int, Sequence[int]]:
+    """The answers to all `prompts`, by row: those of the journal, and the engine's, which go there as they come."""
+    known = journal.of_turn(turn)
+    progress = Progress("prompts answered", len(prompts), sum(row in known for row in prompts))
+    for piece in engine.answers(prompts, frozenset(known)):
+        journal.append(turn, piece)
+        progress.add(len(piece))
+    return journal.of_turn(turn)
 
 
-def _until_end(ids: list[int], ends: frozenset[int]) -> list[int]:
-    for index, token in enumerate(ids):
-        if token in ends:
-            return ids[: index + 1]
-    return ids
+def _write_dataset(out: Path, input_ids: Sequence[Sequence[int]], loss_mask: Sequence[Sequence[int]]) -> None:
+    part, folder = out / f"{DATASET}.part", out / DATASET
+    for left in (part, folder):
+        shutil.rmtree(left, ignore_errors=True)
+    dataset = datasets.Dataset.from_dict(
+        {"input_ids": input_ids, "loss_mask": loss_mask},
+        features=datasets.Features(
+            {
+                "input_ids": datasets.Sequence(datasets.Value("int32")),
+                "loss_mask": datasets.Sequence(datasets.Value("int8")),
+            }
+        ),
+    )
+    dataset.save_to_disk(str(part))
+    for each in part.iterdir():
+        fsync_file(each)
+    part.rename(folder)
+    fsync_dir(out)
 
 
 def read_held_out(prepared: Path) -> list[HeldOut]:

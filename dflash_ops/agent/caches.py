@@ -18,7 +18,7 @@ TRASH = ".trash"
 PREPARED = "prepared"
 _KEPT = (PREPARED, "tuning", "throughput")
 """Of the trainers' cache: prepared data have rules of their own, what was measured is small and took long."""
-_UPLOAD_S = 86400.0
+_UNFINISHED_S = 86400.0
 """An upload that broke off may go on where it was for so long."""
 
 
@@ -99,7 +99,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def may_go_on(path: Path) -> bool:
-    """Whether something came to an unfinished upload within the last day."""
+    """Whether something came to an unfinished upload, or to data half prepared, within the last day."""
     newest = path.lstat().st_mtime
     for folder, _, names in os.walk(path):
         # those that are complete have a time of their own, the folder that took them has not
@@ -108,7 +108,7 @@ def may_go_on(path: Path) -> bool:
                 newest = max(newest, os.lstat(one).st_mtime)
             except OSError:
                 continue
-    return time.time() - newest < _UPLOAD_S
+    return time.time() - newest < _UNFINISHED_S
 
 
 def living_agents(work: WorkDir) -> Set[str]:

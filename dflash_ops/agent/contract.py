@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Dict, Optional
@@ -39,7 +40,7 @@ def op_check(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
 
 
 def op_prepare(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
-    """Makes the data of check.json's `prepare.key`, once for each key."""
+    """Makes the data of check.json's `prepare.key`, once for each key; one that broke off goes on."""
     work = conversation.work
     conversation.lock.refuse_if_taken()
     job, timeout_s = Job.from_arguments(work, args), args.seconds("timeout_s", 3600)
@@ -55,13 +56,15 @@ def op_prepare(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     path = _place_of(work, key)
     if _is_whole(path):
         return {"path": str(path), "reused": True}
-    remove_tree(path)
+    if path.exists() and path.stat().st_uid != (os.geteuid() if job.account is None else job.account.uid):
+        # begun as another account, whose files this one may not write
+        remove_tree(path)
     name = new_scratch_id()
     folder = work.scratch / name
     try:
         with leased(work, folder, "prepare", job.devices.names, job.playbook):
-            out = _new_folder(path)
-            ending = run_verb(conversation, job, "prepare", name=name, folder=folder, out=out, timeout_s=timeout_s)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            ending = run_verb(conversation, job, "prepare", name=name, folder=folder, out=path, timeout_s=timeout_s)
         if ending.code != 0 or ending.deadline or not _is_whole(path):
             raise verb_failed("prepare", ending, folder / "log")
     finally:

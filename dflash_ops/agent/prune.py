@@ -216,12 +216,13 @@ def _prepared(work: WorkDir, limits: Limits, staying: List[RunFolder]) -> Iterat
     for folder in staying:
         settings = folder.settings()
         used[str(settings.get("prepared"))] = folder.run
-    # one that is not complete is made anew by whoever needs it, and nobody makes one now: we hold the lock
+    # nobody makes one now: we hold the lock
     paths = _newest_first(entries(work.cache / PREPARED))
     whole = [path for path in paths if (path / "prepare.json").exists()]
     for path in paths:
         if path not in whole:
-            yield _item("prepared", path, None, "it was never finished")
+            why = "it is half made, and may go on within a day" if caches.may_go_on(path) else None
+            yield _item("prepared", path, why, "it was never finished, and nothing came to it for a day")
         elif str(path) in used:
             yield _item("prepared", path, f"run {used[str(path)]} has it", "")
         else:

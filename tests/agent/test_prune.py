@@ -203,11 +203,14 @@ def test_current_previous_and_what_a_rollback_goes_to_stay(host: Host) -> None:
 def test_releases_and_data_of_runs_that_stay_stay(host: Host) -> None:
     kept, gone = host.release("kept"), host.release("gone")
     used, old, unfinished = host.prepared("used"), host.prepared("old"), host.prepared("half", whole=False)
-    newest = host.prepared("newest")
+    newest, going_on = host.prepared("newest"), host.prepared("going-on", whole=False)
+    (going_on / "answers.ndjson").write_text("{}\n")
     host.run("a", release=gone, prepared=old)
     host.run("b", release=kept, prepared=used)
     assert host.going(Limits(1, 0, 0, 1, None)) == {"a", gone, old.name, unfinished.name}
-    assert host.fates(Limits(1, 0, 0, 1, None))[newest.name][0] == "stays"
+    fates = host.fates(Limits(1, 0, 0, 1, None))
+    assert fates[newest.name][0] == "stays"
+    assert fates[going_on.name] == ("stays", "it is half made, and may go on within a day")
 
 
 def test_assets_of_runs_that_stay_and_of_jobs_that_live_stay(host: Host) -> None:

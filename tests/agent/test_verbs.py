@@ -55,7 +55,10 @@ def test_prepared_data_is_made_once_and_only_whole(agent: Agent, work: Path, sta
     assert (caught.value.kind, caught.value.exit) == ("trainer", 8)
     assert not (path / "prepare.json").exists()
     for reused in (False, True):
-        assert agent.call("prepare", key=key, **job(staged)).result == {"path": str(path), "reused": reused}
+        reply = agent.call("prepare", key=key, **job(staged))
+        assert reply.result == {"path": str(path), "reused": reused}
+        # it goes on from what is there, and one that is whole is not asked for again
+        assert ("found ['data.json']" in reply.log) is not reused
         assert json.loads((path / "prepare.json").read_text()) == {"rows": 3}
         # a deploy that finds it there asks for nothing more
         found = agent.call("check", **job(staged, needs={"key": key, "why": "rows"})).result
@@ -117,6 +120,20 @@ def test_a_job_runs_as_the_account_that_was_asked_for(public_work: Path, release
     # it can pass through, and cannot read what is not its own
     assert public_work.stat().st_mode & 0o777 == 0o711
     assert (public_work / "runs" / "as-nobody" / "run.json").stat().st_mode & 0o077 == 0
+
+
+@needs_root
+def test_what_another_account_began_to_prepare_is_begun_anew(public_work: Path, release: Packed) -> None:
+    python = "/usr/bin/python3"
+    if not Path(python).exists():
+        pytest.skip("no python that every account can run")
+    with Agent(public_work) as agent:
+        agent.call("stage", digest=release.digest, size=len(release.archive), upload=release.archive)
+        with pytest.raises(AgentFailed):
+            agent.call("prepare", key="k" * 16, **job(release, half=True))
+        reply = agent.call("prepare", user="nobody", key="k" * 16, **job(release, python=python))
+    assert "found []" in reply.log
+    assert (public_work / "cache/prepared" / ("k" * 16) / "prepare.json").exists()
 
 
 @needs_root

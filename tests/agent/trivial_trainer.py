@@ -104,6 +104,7 @@ if verb == "check":
     )
     sys.exit(0 if act.get("check", "ok") == "ok" else 2)
 if verb == "prepare":
+    say(f"found {sorted(path.name for path in out.iterdir())}")
     write("data.json", [1, 2, 3])
     if act.get("half"):
         sys.exit(1)

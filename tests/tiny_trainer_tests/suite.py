@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import signal
 import struct
 from collections.abc import Iterator
@@ -143,6 +144,19 @@ class TrainerContract:
         assert prepared.code == 0, prepared.errors
         assert isinstance(prepared.read("prepare.json"), dict)
         assert not [name for name in files_below(prepared.out) if name.endswith(".part")]
+
+    def test_prepare_goes_on_in_a_folder_that_a_killed_one_left(self, trainer: Trainer, prepared: Ended) -> None:
+        left = trainer.work / "prepared-half"
+        shutil.copytree(prepared.out, left)
+        (left / "prepare.json").unlink()
+        again = trainer.call("prepare", trainer.settings(), left.name)
+        assert again.code == 0, again.errors
+        made, whole = (files_below(each.out) for each in (again, prepared))
+        assert isinstance(again.read("prepare.json"), dict)
+        for files in (made, whole):
+            # how long it took is no part of the data
+            del files["prepare.json"]
+        assert made == whole
 
     def test_run_without_data_is_refused(self, trainer: Trainer) -> None:
         ended = trainer.call("run", trainer.settings(), "unprepared")

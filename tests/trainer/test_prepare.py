@@ -13,8 +13,9 @@ import torch
 import transformers
 
 from trainer.check import check
+from trainer.engine import TransformersEngine
 from trainer.errors import InputError
-from trainer.prepare import answer, prepare_key
+from trainer.prepare import prepare_key
 from trainer.prompts import prompt_ids, read_prompts
 from trainer.settings import settings_from_json
 from trainer.target import Target
@@ -54,11 +55,17 @@ def test_rows_are_template_prompt_and_greedy_answer(prepared_folder: Path, tiny_
 def test_answers_end_with_the_end_token(tiny_target: Path, tmp_path: Path) -> None:
     target = Target.load(tiny_target, torch.device("cpu"), torch.float32, (0,), tmp_path)
     prompts = [[2, 4, 9, 5], [2, 4, 20, 21, 22, 5]]
-    plain = answer(target, prompts, 8, 2)
+    engine = TransformersEngine(target, 8, 2)
+
+    def answers() -> dict[int, list[int]]:
+        (piece,) = engine.answers(dict(enumerate(prompts)), frozenset())
+        return piece
+
+    plain = answers()
     # the second word of the first answer becomes an end token
     end = plain[0][1]
     target.__dict__["eos_ids"] = frozenset({end})
-    cut = answer(target, prompts, 8, 2)
+    cut = answers()
     assert cut[0] == plain[0][: plain[0].index(end) + 1]
     assert cut[1] == (plain[1][: plain[1].index(end) + 1] if end in plain[1] else plain[1])
 
