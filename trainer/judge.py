@@ -88,7 +88,8 @@ def held_out_loss(parts: Parts, drafter: DFlashDrafter) -> float | None:
         hidden = drafter(
             nn.functional.embedding(ids, frozen.embed_weight), batch.features, batch.anchors.positions, *masks
         )
-        found = block_loss(hidden, frozen.head_weight, batch.labels, batch.weights)
+        loss_type = parts.settings.workload.loss_type
+        found = block_loss(hidden, frozen.head_weight, batch.labels, batch.weights, loss_type=loss_type)
         total += float(found.loss_sum)
         weight += float(found.weight_sum)
     return total / weight if weight else None

@@ -1,4 +1,6 @@
-"""The drafter's loss: decay-weighted cross-entropy over block slots, fused with the frozen head.
+"""The drafter's loss: weighted cross-entropy over block slots, fused with the frozen head.
+
+Slots are weighted by a fixed decay (the DFlash paper's), or by D-PACE, from the drafter's own confidence.
 
 Full logits of a Qwen3-8B-shaped sample (7,680 rows, 151,936 words) are 4.7 GB in float32. They never exist
 here: rows go through the head in chunks, and each chunk's gradient is taken in the forward pass.
@@ -7,6 +9,7 @@ here: rows go through the head in chunks, and each chunk's gradient is taken in 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +19,9 @@ from trainer.anchors import Anchors
 
 # (block size, gamma) of the paper: arXiv:2602.06036, section 4.2 and appendix A.1
 _GAMMAS = ((8, 4.0), (10, 5.0), (16, 7.0))
+DFLASH, DPACE = "dflash", "dpace"
+"""Loss types, by SpecForge's names."""
+_DPACE_ALPHA = 0.5
 
 
 def decay_gamma(block_size: int) -> float:
@@ -28,6 +34,16 @@ def decay_gamma(block_size: int) -> float:
     pieces = list(itertools.pairwise(_GAMMAS))
     (x0, y0), (x1, y1) = next((piece for piece in pieces if block_size <= piece[1][0]), pieces[-1])
     return y0 + (block_size - x0) * (y1 - y0) / (x1 - x0)
+
+
+def slot_decay(loss_type: str, block_size: int, gamma: float | None) -> float:
+    """The gamma of a batch's weights; None: by block size.
+
+    Under D-PACE it is infinite: a slot that counts weighs 1, and the step makes its weight from the drafter's numbers.
+    """
+    if loss_type == DPACE:
+        return math.inf
+    return decay_gamma(block_size) if gamma is None else gamma
 
 
 def block_labels(  # noqa: PLR0917 -- six tensors and numbers that belong together
@@ -54,8 +70,8 @@ def block_labels(  # noqa: PLR0917 -- six tensors and numbers that belong togeth
 class BlockLoss:
     """Sums over one batch, each a 0-dim float32 tensor; only `loss_sum` carries a gradient.
 
-    `loss_sum`: sum of weight x cross-entropy, in nats; `weight_sum`: sum of the weights. Their quotient is
-    the loss, but it is taken outside, over all workers: a worker's own quotient would make the update
+    `loss_sum`: sum of weight x cross-entropy, in nats; `weight_sum`: sum of the weights. Their quotient is the
+    loss that is shown, but it is taken outside, over all workers: a worker's own quotient would make the update
     depend on how samples fell to workers. `first_slot_correct` of `first_slot_count`: slots 1 that count
     and whose most likely token is the label.
     """
@@ -66,12 +82,35 @@ class BlockLoss:
     first_slot_count: Tensor
 
 
-def block_loss(hidden: Tensor, head_weight: Tensor, labels: Tensor, weights: Tensor, chunk: int = 1024) -> BlockLoss:
+def dpace_weights(neg_log: Tensor, counts: Tensor) -> Tensor:
+    """D-PACE's slot weights (arXiv:2605.18810), [blocks, B - 1], of the slots behind the anchor.
+
+    `neg_log`: -log of the drafter's probability of each label; `counts`: which slots count. With q = exp(-neg_log) and
+    q' = (1 - alpha) q + alpha, alpha = 0.5, slot j weighs the sum over m >= j of the product of q'_1 .. q'_m: how much
+    of the accepted length hangs on it. A slot that does not count is no factor, no term, and weighs 0 (as in SpecForge
+    a6b6b023 and speculators c05b95b3). Without gradient.
+    """
+    with torch.no_grad():
+        smooth = (1 - _DPACE_ALPHA) * torch.exp(-neg_log) + _DPACE_ALPHA
+        reach = torch.where(counts, smooth, 1.0).cumprod(dim=1)
+        terms = torch.where(counts, reach, 0.0)
+        return torch.where(counts, terms.flip(1).cumsum(dim=1).flip(1), 0.0)
+
+
+def block_loss(  # noqa: PLR0917 -- as above
+    hidden: Tensor,
+    head_weight: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    chunk: int = 1024,
+    loss_type: str = DFLASH,
+) -> BlockLoss:
     """Cross-entropy of the drafter's output `hidden` [N, A * B, D] through the frozen head [V, D].
 
-    `labels` and `weights` are `block_labels`'s. Slot 0 is never computed. At most `chunk` rows of logits
-    exist at a time. Products are in the tensors' dtype, softmax in float32 (float64 for float64). `hidden`
-    and `head_weight` must have one dtype: casting the head here would copy it at every step.
+    `labels` and `weights` are `block_labels`'s; with loss type "dpace" `weights` only say which slots count. Slot 0 is
+    never computed. At most `chunk` rows of logits exist at a time. Products are in the tensors' dtype, softmax in
+    float32 (float64 for float64). `hidden` and `head_weight` must have one dtype: casting the head here would copy it
+    at every step.
     """
     if hidden.dtype != head_weight.dtype:
         raise ValueError(
@@ -82,23 +121,30 @@ def block_loss(hidden: Tensor, head_weight: Tensor, labels: Tensor, weights: Ten
     by_slot = hidden.reshape(blocks, size, hidden.shape[-1])[:, 1:].transpose(0, 1)
     rows = by_slot.reshape(blocks * (size - 1), hidden.shape[-1])
     flat_labels = labels.reshape(blocks, size)[:, 1:].t().reshape(-1)
-    flat_weights = weights.reshape(blocks, size)[:, 1:].t().reshape(-1)
+    counts = weights.reshape(blocks, size)[:, 1:] > 0
     wants_gradient = torch.is_grad_enabled() and hidden.requires_grad
     with torch.no_grad():
-        loss_sum, correct, gradient = _head_pass(
-            rows, head_weight, flat_labels, flat_weights, first_rows=blocks, chunk=chunk, with_gradient=wants_gradient
+        neg_log, correct, gradient = _head_pass(
+            rows, head_weight, flat_labels, counts[:, 0], chunk=chunk, with_gradient=wants_gradient
         )
+    if loss_type == DPACE:
+        by_block = dpace_weights(neg_log.view(size - 1, blocks).t(), counts)
+    else:
+        by_block = weights.reshape(blocks, size)[:, 1:]
+    flat_weights = by_block.t().reshape(-1).to(neg_log.dtype)
+    loss_sum = (flat_weights * neg_log).sum().to(torch.float32)
     if wants_gradient:
         # Ties the gradient to the rows: adds x - x, whose derivative is `gradient`. An autograd.Function would say it
         # plainly, but torch 2.11 compiled this loss, written as one, to gradients that were all zero, without a word.
         # In float32, since the caller's scale (1 / weights) rounded to bfloat16 would bend the whole gradient.
-        tie = (rows.to(torch.promote_types(rows.dtype, torch.float32)) * gradient).sum()
+        by_row = (rows.to(neg_log.dtype) * gradient).sum(dim=1)
+        tie = (by_row * flat_weights).sum()
         loss_sum = loss_sum + (tie - tie.detach()).to(torch.float32)
     return BlockLoss(
         loss_sum=loss_sum,
-        weight_sum=flat_weights.sum(),
+        weight_sum=flat_weights.sum().to(torch.float32),
         first_slot_correct=correct,
-        first_slot_count=(flat_weights[:blocks] > 0).sum().to(torch.float32),
+        first_slot_count=counts[:, 0].sum().to(torch.float32),
     )
 
 
@@ -106,31 +152,33 @@ def _head_pass(
     rows: Tensor,
     head_weight: Tensor,
     labels: Tensor,
-    weights: Tensor,
+    first_counts: Tensor,
     *,
-    first_rows: int,
     chunk: int,
     with_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss sum, right answers among the first `first_rows` rows, and d(loss sum)/d(rows) if wanted (else empty)."""
+    """-log p(label) of each row, and its gradient by the row if wanted (else empty), neither weighted.
+
+    Between them: right answers among the first rows, of those that `first_counts` has.
+    """
     wide = torch.promote_types(rows.dtype, torch.float32)
-    total = torch.zeros((), dtype=wide, device=rows.device)
+    first_rows = first_counts.shape[0]
     correct = torch.zeros((), dtype=torch.float32, device=rows.device)
     words = torch.arange(head_weight.shape[0], device=rows.device)
-    gradients = []
+    gradients, losses = [], []
     for start in range(0, rows.shape[0], chunk):
         part = slice(start, start + chunk)
-        label, weight = labels[part], weights[part].to(wide)
+        label = labels[part]
         logits = torch.mm(rows[part], head_weight.t()).to(wide)
         log_sum = logits.logsumexp(dim=1)
-        total = total + (weight * (log_sum - logits.gather(1, label[:, None])[:, 0])).sum()
+        losses.append(log_sum - logits.gather(1, label[:, None])[:, 0])
         if start < first_rows:
             firsts = min(first_rows - start, label.shape[0])
-            hit = (logits[:firsts].argmax(dim=1) == label[:firsts]) & (weight[:firsts] > 0)
+            hit = (logits[:firsts].argmax(dim=1) == label[:firsts]) & first_counts[part][:firsts]
             correct = correct + hit.sum()
         if with_gradient:
             # p - 1 at the label is taken before rounding: after it, a confident row would lose all digits
             error = (logits - log_sum[:, None]).exp() - (words == label[:, None]).to(wide)
-            gradients.append(torch.mm((error * weight[:, None]).to(rows.dtype), head_weight))
+            gradients.append(torch.mm(error.to(rows.dtype), head_weight))
     gradient = torch.cat(gradients) if gradients else rows.new_empty(0)
-    return total.to(torch.float32), correct, gradient
+    return torch.cat(losses), correct, gradient

@@ -20,7 +20,7 @@ from trainer.data import HeldOut, TrainingData
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.errors import InputError
 from trainer.facts import open_data, refuse_other_drafter, target_facts
-from trainer.loss import decay_gamma
+from trainer.loss import slot_decay
 from trainer.mask_token import refuse_mask_in_data
 from trainer.placement import DTYPES, Placement, place
 from trainer.prepare import read_held_out
@@ -142,7 +142,7 @@ def load_parts(settings: Settings, *, longest_first: bool = False) -> Parts:
             anchors=work.anchors,
             rule=anchor_rule(training.anchor_eligibility, work.block_size),
             block_size=work.block_size,
-            gamma=decay_gamma(work.block_size) if training.decay_gamma is None else training.decay_gamma,
+            gamma=slot_decay(work.loss_type, work.block_size, training.decay_gamma),
             seed=training.seed,
             dtype=dtype,
         ),

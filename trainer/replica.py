@@ -45,6 +45,7 @@ def build_replica(parts: Parts, worker: int) -> DrafterReplica:
         accumulation=work.accumulation,
         replicas=work.drafter_threads,
         name=f"drafter_{worker}",
+        loss_type=work.loss_type,
     )
     return DrafterReplica(drafter, step, optimizer)
 

@@ -172,6 +172,7 @@ class Workload:
     sliding_window: int | None = _key(_optional(_integer(2)), None)
     sliding_window_origin: str = _key(_choice("query", "anchor"), "query")
     sliding_window_non_causal: bool = _key(_boolean, False)
+    loss_type: str = _key(_choice("dflash", "dpace"), "dflash")
     canary_steps: int = _key(_integer(1), 3)
     rehearsal_steps: int = _key(_integer(1), 3)
     canary_timeout_s: int = _key(_integer(1), 600)
@@ -250,6 +251,10 @@ def _together(settings: Settings) -> Settings:
     _sliding(work)
     if len(training.betas) != 2:
         raise _refuse(list(training.betas), "training.betas", "two numbers in [0, 1)")
+    if work.loss_type == "dpace" and training.decay_gamma is not None:
+        raise InputError(
+            "loss_type is dpace, which makes its own weights", "training.decay_gamma", "leave it out, or take dflash"
+        )
     if training.resume_from is not None and training.init_from is not None:
         raise InputError(
             "resume_from is given too, and a run that goes on has its weights already",

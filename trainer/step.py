@@ -8,8 +8,10 @@ With N rows a micro-batch, S tokens (a bucket), A anchor slots, B block size, D 
 Whatever changes from step to step is a tensor (learning rate, normaliser): a Python number would be frozen into a
 captured graph.
 
-The normaliser is 1 / (sum of label weights over all workers and micro-batches of the step). Batches are prepared ahead,
-so it is known before any forward: the loss, and each gradient, is the weighted mean over the union of all samples.
+The normaliser is 1 / (sum of the batches' label weights over all workers and micro-batches of the step). Batches are
+prepared ahead, so it is known before any forward: the loss, and each gradient, is the weighted mean over the union of
+all samples. Under D-PACE a batch's weights are 1 for each slot that counts: the gradient is then the sum of D-PACE's
+weights x gradients over the number of those slots, as in speculators.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from trainer.anchors import Anchors, block_token_ids
 from trainer.block_mask import FlexMask, context_limits, dense_mask_of
 from trainer.compile import Loss, Optimizer, Prepared, StepDefinition, StepPlan, Strategy, compiled_step
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
-from trainer.loss import block_loss
+from trainer.loss import DFLASH, block_loss
 
 
 @dataclass(frozen=True)
@@ -152,12 +154,13 @@ class DrafterStep:
         accumulation: int,
         replicas: int,
         name: str,
+        loss_type: str = DFLASH,
     ) -> None:
         config, device, dtype = drafter.config, frozen.embed_weight.device, frozen.embed_weight.dtype
         masks = {each: mask_builder(config, device, each, slots, compiled=strategy.compiles) for each in buckets}
         definition = StepDefinition(
             module=drafter,
-            loss=_loss(drafter, frozen),
+            loss=_loss(drafter, frozen, loss_type),
             optimizer=optimizer,
             prepare=_prepare(config, masks),
             constants=(frozen.embed_weight, frozen.head_weight),
@@ -208,7 +211,7 @@ def _prepare(config: DrafterConfig, masks: Mapping[int, MasksOf]) -> Callable[..
     return prepare
 
 
-def _loss(drafter: DFlashDrafter, frozen: FrozenHead) -> Loss:
+def _loss(drafter: DFlashDrafter, frozen: FrozenHead, loss_type: str) -> Loss:
     def loss(  # noqa: PLR0917 -- positional: compiled code then has one way to be called
         ids: Tensor,
         features: Tensor,
@@ -222,7 +225,7 @@ def _loss(drafter: DFlashDrafter, frozen: FrozenHead) -> Loss:
         """Normalised loss (with gradient), and the four sums of `StepStats`."""
         block = nn.functional.embedding(ids, frozen.embed_weight)
         hidden = drafter(block, features, positions, *masks)
-        found = block_loss(hidden, frozen.head_weight, labels, weights)
+        found = block_loss(hidden, frozen.head_weight, labels, weights, loss_type=loss_type)
         sums = (found.loss_sum, found.weight_sum, found.first_slot_correct, found.first_slot_count)
         return found.loss_sum * normaliser, torch.stack(sums)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from dflash_ops.config.asset import Asset
 from dflash_ops.config.base import NAME, TEXT, Matches, Model
@@ -109,6 +109,14 @@ class Playbook(Model):
     """The trainer's packages, made on the host from a lock. Left out: those that the host's `python` has."""
     assets: dict[Annotated[str, NAME], Asset] = Field({}, json_schema_extra={"additionalProperties": False})
     """Weights and datasets by name; `asset:NAME` is the value of target, data, prompts or init_from."""
+
+    @field_validator("training")
+    @classmethod
+    def _decay_is_used(cls, training: Training, info: ValidationInfo) -> Training:
+        workload = info.data.get("workload")
+        if workload is not None and workload.loss_type == "dpace" and training.decay_gamma is not None:
+            raise ValueError("loss_type is dpace, which makes its own weights; leave decay_gamma out")
+        return training
 
     def settings(self, run: str | None, prepared: str | None, cache: str) -> dict[str, Any]:
         """The trainer contract's settings, ready for JSON. `prepared` and `cache` are paths on the host."""

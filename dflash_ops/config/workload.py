@@ -70,6 +70,8 @@ class Workload(Model):
     """Where a window ends: at each query (as engines serve it), or at the block's anchor (as speculators trains)."""
     sliding_window_non_causal: bool = False
     """Sliding layers see the whole of their block; false: no later slot, which is the engines' default."""
+    loss_type: Literal["dflash", "dpace"] = "dflash"
+    """Slot weights of the loss: the DFlash paper's decay, or D-PACE, from the drafter's own confidence."""
     mask_token: Annotated[str, Field(min_length=1)] | Index
     """A reserved token of the target's vocabulary (text or id); never pad, eos, bos or one of the data."""
     canary_steps: Count = 3

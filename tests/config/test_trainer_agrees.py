@@ -25,6 +25,7 @@ GOOD = [
     *("require_cuda=false", "throughput_check=false"),
     *("sliding_window=16", "sliding_window=", "layer_types=auto", f"layer_types=[{', '.join(['full_attention'] * 5)}]"),
     *("anchor_eligibility=specforge", "anchor_eligibility=torchspec", "anchor_eligibility=speculators"),
+    *("loss_type=dflash", "loss_type=dpace"),
     *("sliding_window_origin=anchor", "sliding_window_non_causal=true"),
     *("learning_rate=1", "warmup_ratio=0", "weight_decay=1", "betas=[0, 0.999]", "clip=0.1", "decay_gamma=7"),
     *(
@@ -57,7 +58,15 @@ BAD = [
     ),
     *("dtype=float16", "strategy=max-autotune", "require_cuda=1", "steps=1.5", "steps=", "steps=true", "target=''"),
     *("learning_rate=0", "learning_rate=2", "warmup_ratio=1", "weight_decay=-1", "betas=[0.9]", "betas=[0.9, 1]"),
-    *("clip=0", "decay_gamma=0", "anchor_eligibility=SpecForge", "anchor_eligibility=", "prompt_field=", "data=''"),
+    *(
+        "clip=0",
+        "decay_gamma=0",
+        "loss_type=d-pace",
+        "anchor_eligibility=SpecForge",
+        "anchor_eligibility=",
+        "prompt_field=",
+        "data=''",
+    ),
     *("sliding_window=15", "sliding_window=1", "sliding_window_origin=slot", "sliding_window_non_causal=1"),
     *("layer_types=[full_attention]", f"layer_types=[{', '.join(['sliding_attention'] * 5)}]", "layer_types=[]"),
     f"layer_types=[{', '.join(['full'] * 5)}]",
@@ -79,6 +88,17 @@ def test_one_beginning(tmp_path: Path) -> None:
     settings = load_playbook(str(path), sets=["init_from=/c"]).settings("r", None, "/cache")
     settings["training"]["resume_from"] = "/c"
     with pytest.raises(InputError, match="init_from"):
+        settings_from_json(settings)
+
+
+def test_dpace_has_no_decay(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(SMALL)
+    with pytest.raises(ConfigError, match="leave decay_gamma out"):
+        load_playbook(str(path), sets=["loss_type=dpace", "decay_gamma=4"])
+    settings = load_playbook(str(path), sets=["loss_type=dpace"]).settings("r", None, "/cache")
+    settings["training"]["decay_gamma"] = 4
+    with pytest.raises(InputError, match="decay_gamma"):
         settings_from_json(settings)
 
 

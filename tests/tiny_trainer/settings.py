@@ -99,6 +99,7 @@ class Workload:
     sliding_window: int | None = None
     sliding_window_origin: str = "query"
     sliding_window_non_causal: bool = False
+    loss_type: str = "dflash"
     canary_steps: int = 3
     rehearsal_steps: int = 3
     canary_timeout_s: int = 600
@@ -167,6 +168,7 @@ _WORKLOAD: dict[str, Check] = {
     "sliding_window": _or_null(_integer(2)),
     "sliding_window_origin": _one_of("query", "anchor"),
     "sliding_window_non_causal": _flag,
+    "loss_type": _one_of("dflash", "dpace"),
     "canary_steps": _integer(1),
     "rehearsal_steps": _integer(1),
     "canary_timeout_s": _integer(1),

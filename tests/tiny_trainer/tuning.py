@@ -27,6 +27,7 @@ SHAPES = (
     "draft_layers",
     "target_layers",
     "draft_ffn",
+    "loss_type",
     "layer_types",
     "sliding_window",
     "sliding_window_origin",

@@ -103,19 +103,33 @@ def reference_loss(
     lengths: Tensor,
     anchors: Anchors,
     block_size: int,
-    gamma: float,
+    gamma: float | None,
 ) -> tuple[Tensor, float, int, int]:
-    """Loss sum, weight sum, first slots right, first slots counted: token by token."""
+    """Loss sum, weight sum, first slots right, first slots counted: token by token. `gamma` None: D-PACE."""
     total, weights, right, counted = hidden.new_zeros(()), 0.0, 0, 0
     for row in range(input_ids.shape[0]):
         for slot, anchor in enumerate(anchors.positions[row].tolist()):
-            for k in range(1, block_size):
+            used = [
+                k for k in range(1, block_size)
+                if anchors.keep[row, slot] and anchor + k < lengths[row] and loss_mask[row, anchor + k]
+            ]  # fmt: skip
+            logs = {
+                k: (head @ hidden[row, slot * block_size + k]).log_softmax(dim=0)[input_ids[row, anchor + k]]
+                for k in used
+            }
+            for k in used:
                 place = anchor + k
-                if not anchors.keep[row, slot] or place >= lengths[row] or not loss_mask[row, place]:
-                    continue
-                weight = math.exp(-(k - 1) / gamma)
+                if gamma is None:
+                    # the product of smoothed probabilities up to each slot from here on
+                    weight = sum(
+                        math.prod((1 + math.exp(float(logs[i].detach()))) / 2 for i in used if i <= last)
+                        for last in used
+                        if last >= k
+                    )
+                else:
+                    weight = math.exp(-(k - 1) / gamma)
                 logits = head @ hidden[row, slot * block_size + k]
-                total = total - weight * logits.log_softmax(dim=0)[input_ids[row, place]]
+                total = total - weight * logs[k]
                 weights += weight
                 if k == 1:
                     counted += 1

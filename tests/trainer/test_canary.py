@@ -48,8 +48,8 @@ def canary(settings: Json, work: Path, *, fault: str | None = None) -> tuple[int
     return done.returncode, json.loads((out / "evidence.json").read_text()), log
 
 
-# two kinds of layers, so two masks a step
-SLIDING: Json = {"draft_layers": 2, "sliding_window": 6}
+# two kinds of layers, so two masks a step; weights that the step makes itself
+OTHER: Json = {"draft_layers": 2, "sliding_window": 6, "loss_type": "dpace"}
 
 
 def outcomes(evidence: Json, outcome: str) -> set[tuple[str, int | None]]:
@@ -62,7 +62,7 @@ def in_this_process(settings: Json, out: Path) -> tuple[int, Json]:
     return code, json.loads((out / "evidence.json").read_text())
 
 
-@pytest.mark.parametrize("shape", [{"dtype": "float32", **SLIDING}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize("shape", [{"dtype": "float32", **OTHER}, {"dtype": "bfloat16"}])
 def test_a_right_trainer_passes_and_the_rest_is_not_checked(
     ready: Callable[..., Json], tmp_path: Path, shape: Json
 ) -> None:
@@ -142,7 +142,7 @@ def test_a_dying_worker_shows_its_traceback(ready: Callable[..., Json], tmp_path
 
 @pytest.mark.compiles
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [{"strategy": "default"}, {"strategy": "whole-step", **SLIDING}])
+@pytest.mark.parametrize("shape", [{"strategy": "default"}, {"strategy": "whole-step", **OTHER}])
 def test_compiled_workers_pass(ready: Callable[..., Json], tmp_path: Path, shape: Json) -> None:
     code, evidence, log = canary(ready(**shape), tmp_path)
     assert code == 0, log

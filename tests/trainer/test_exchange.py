@@ -96,21 +96,23 @@ def union(parts: list[Batch]) -> Batch:
     )
 
 
-def replica(rows: int) -> tuple[DFlashDrafter, DrafterStep]:
+def replica(rows: int, loss_type: str = "dflash") -> tuple[DFlashDrafter, DrafterStep]:
     drafter = DFlashDrafter(CONFIG, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     weight = torch.randn((20, 16), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     optimizer = MasterAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.01, clip=0.5)
     frozen, eager = FrozenHead(weight, weight), STRATEGIES["eager"]
     return drafter, DrafterStep(
-        drafter, frozen, optimizer, eager, buckets=(12,), rows=rows, slots=3, accumulation=2, replicas=2, name="t"
-    )
+        drafter, frozen, optimizer, eager, buckets=(12,), rows=rows, slots=3, accumulation=2, replicas=2, name="t",
+        loss_type=loss_type,
+    )  # fmt: skip
 
 
+@pytest.mark.parametrize("loss_type", ["dflash", "dpace"])
 @pytest.mark.parametrize(("workers", "accumulation"), [(2, 1), (3, 2)])
-def test_replicas_on_slices_equal_one_on_the_union(workers: int, accumulation: int) -> None:
+def test_replicas_on_slices_equal_one_on_the_union(workers: int, accumulation: int, loss_type: str) -> None:
     slices = batches(workers * accumulation)
     normaliser = 1.0 / sum(each.weights[..., 1:].sum() for each in slices)
-    alone, alone_step = replica(len(slices))
+    alone, alone_step = replica(len(slices), loss_type)
     alone_step.rate.fill_(0.01)
     alone_stats = alone_step.accumulate(union(slices), normaliser, first=True, last=True)
     alone_gradients = [each.clone() for each in alone_step.gradients]
@@ -119,7 +121,7 @@ def test_replicas_on_slices_equal_one_on_the_union(workers: int, accumulation: i
 
     def work(index: int) -> tuple[Any, ...]:
         torch.set_num_threads(1)
-        drafter, step = replica(1)
+        drafter, step = replica(1, loss_type)
         step.rate.fill_(0.01)
         sums = [
             step.accumulate(each, normaliser, first=number == 1, last=number == accumulation)

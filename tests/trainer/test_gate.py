@@ -237,13 +237,14 @@ def test_replays_are_counted_by_step_and_device() -> None:
     assert replays_by_step(counts[:1], 0) == []
 
 
-def test_another_order_is_the_same_reference(ready: Ready) -> None:
-    parts = load_parts(gate_settings(settings_from_json(ready(anchors=5, batch_size=2))))
+@pytest.mark.parametrize("loss_type", ["dflash", "dpace"])
+def test_another_order_is_the_same_reference(ready: Ready, loss_type: str) -> None:
+    parts = load_parts(gate_settings(settings_from_json(ready(anchors=5, batch_size=2, loss_type=loss_type))))
     device = parts.placement.drafters[0]
     (batch,) = random_batches(parts, 0, 1)
     # padding slots among the anchors
     batch = replace(batch, anchors=Anchors(batch.anchors.positions, batch.anchors.keep & (torch.arange(5) < 4)))
-    eager = Eager(parts.drafter, parts.frozen[device], torch.float64)
+    eager = Eager(parts.drafter, parts.frozen[device], torch.float64, loss_type)
     orders = (Order(), Order(group=2, backwards=True), Order(group=1))
     first, *others = (eager.step(parts.start.weights, [batch], 0.1, order) for order in orders)
     for other in others:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.drafting import batch, generator
 from trainer.anchors import Anchors
-from trainer.loss import block_labels, block_loss, decay_gamma
+from trainer.loss import block_labels, block_loss, decay_gamma, dpace_weights, slot_decay
 
 pytestmark = pytest.mark.torch
 
@@ -71,6 +71,36 @@ def test_loss_and_gradient_equal_dense_cross_entropy(chunk):
     with torch.no_grad():
         quiet = block_loss(hidden, head, labels, weights, chunk=chunk)
     assert quiet.loss_sum.item() == loss.loss_sum.item()
+
+
+def test_dpace_weighs_a_slot_by_what_hangs_on_it():
+    # q' is 1 for a sure slot and 1/2 for one that is lost
+    sure, lost = 0.0, math.inf
+    neg_log = torch.tensor([[sure, sure, sure], [lost, sure, sure], [sure, lost, sure], [sure, lost, sure]])
+    counts = torch.tensor([[True] * 3, [True] * 3, [True] * 3, [True, False, True]])
+    wanted = [[3, 2, 1], [1.5, 1, 0.5], [2, 1, 0.5], [2, 0, 1]]
+    assert dpace_weights(neg_log, counts).tolist() == wanted
+    half = torch.full((1, 3), math.log(2))
+    assert dpace_weights(half, counts[:1])[0].tolist() == pytest.approx(
+        [0.75 + 0.75**2 + 0.75**3, 0.75**2 + 0.75**3, 0.75**3]
+    )
+
+
+def test_dpace_weights_carry_no_gradient_and_a_batchs_own_do_not_matter():
+    hidden, head, labels, weights = tensors()
+    neg_log = -(hidden.view(2, 6, 4, 16) @ head.T).log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+    made = dpace_weights(neg_log[:, :, 1:].flatten(0, 1), (weights[:, :, 1:] > 0).flatten(0, 1)).view(2, 6, 3)
+    assert not made.requires_grad
+    (neg_log[:, :, 1:] * made).sum().backward()
+    wanted, hidden.grad = hidden.grad, None
+    loss = block_loss(hidden, head, labels, weights, chunk=5, loss_type="dpace")
+    loss.loss_sum.backward()
+    torch.testing.assert_close(hidden.grad, wanted, rtol=1e-9, atol=1e-12)
+    assert loss.weight_sum.item() == pytest.approx(made.sum().item())
+    same = block_loss(hidden, head, labels, (weights > 0).float(), chunk=5, loss_type="dpace")
+    assert same.loss_sum.item() == loss.loss_sum.item()
+    assert slot_decay("dpace", 16, None) == math.inf and slot_decay("dflash", 16, None) == 7.0
+    assert slot_decay("dflash", 16, 3.0) == 3.0
 
 
 def test_first_slots_that_are_right_are_counted():

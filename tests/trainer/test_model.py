@@ -16,7 +16,7 @@ from trainer.block_mask import dense_block_mask
 from trainer.dflash_model import DFlashDrafter, DrafterConfig, create_drafter_config, default_target_layer_ids
 from trainer.drafter_config import SlidingWindow
 from trainer.errors import InputError
-from trainer.loss import block_labels, block_loss
+from trainer.loss import block_labels, block_loss, slot_decay
 from trainer.serving_layout import expected_shapes
 
 pytestmark = pytest.mark.torch
@@ -35,9 +35,10 @@ def forward(model, data):
     st.integers(2, 5),
     st.sampled_from([0.0, 0.5, 1.0]),
     st.integers(0, 2).flatmap(lambda more: st.sampled_from([(more, kind) for kind in range(5)])),
+    st.sampled_from(["dflash", "dpace"]),
 )
 def test_hidden_states_loss_and_every_gradient_equal_the_reference(
-    seed, rows, length, anchors, block_size, supervised, window
+    seed, rows, length, anchors, block_size, supervised, window, loss_type
 ):
     more, kind = window
     data = batch(
@@ -46,16 +47,18 @@ def test_hidden_states_loss_and_every_gradient_equal_the_reference(
     )  # fmt: skip
     model = drafter(seed, config=data.config)
     hidden = forward(model, data)
-    labels, weights = block_labels(data.input_ids, data.loss_mask, data.lengths, data.anchors, block_size, 2.0)
-    loss = block_loss(hidden, data.embedding, labels, weights, chunk=5)
+    gamma = slot_decay(loss_type, block_size, 2.0)
+    labels, weights = block_labels(data.input_ids, data.loss_mask, data.lengths, data.anchors, block_size, gamma)
+    loss = block_loss(hidden, data.embedding, labels, weights, chunk=5, loss_type=loss_type)
     loss.loss_sum.backward()
 
     state = {name: t.detach().clone().requires_grad_() for name, t in model.state_dict().items()}
     wanted = reference_hidden(state, data.config, data.block_embeddings, data.target_hidden, data.anchors)
     torch.testing.assert_close(hidden, wanted, rtol=1e-9, atol=1e-9)
     total, weight_sum, right, counted = reference_loss(
-        wanted, data.embedding, data.input_ids, data.loss_mask, data.lengths, data.anchors, block_size, 2.0
-    )
+        wanted, data.embedding, data.input_ids, data.loss_mask, data.lengths, data.anchors, block_size,
+        None if loss_type == "dpace" else gamma,
+    )  # fmt: skip
     assert loss.loss_sum.item() == pytest.approx(total.item(), rel=1e-6, abs=1e-6)
     assert loss.weight_sum.item() == pytest.approx(weight_sum, rel=1e-6)
     assert (loss.first_slot_correct.item(), loss.first_slot_count.item()) == (right, counted)

@@ -126,12 +126,17 @@ def test_a_run_repeats_bit_for_bit(
     assert len(rows) == len(set(rows)), "two workers trained on the same row"
 
 
-def test_accumulation_and_workers_see_the_same_union(tmp_path: Path, make_settings: Any, prepared_folder: Path) -> None:
+@pytest.mark.parametrize("loss_type", ["dflash", "dpace"])
+def test_accumulation_and_workers_see_the_same_union(
+    tmp_path: Path, make_settings: Any, prepared_folder: Path, loss_type: str
+) -> None:
     """Two workers, or one that accumulates twice: the same rows make the same step (but for rounding)."""
     weights = []
     for name, shape in (("w", {"drafter_threads": 2}), ("a", {"drafter_threads": 1, "accumulation": 2})):
         # as many anchor slots as there are positions: no sampling is left in it
-        settings = settings_from_json(make_settings(prepared=str(prepared_folder), anchors=32, **shape))
+        settings = settings_from_json(
+            make_settings(prepared=str(prepared_folder), anchors=32, loss_type=loss_type, **shape)
+        )
         (tmp_path / name).mkdir()
         result = run(settings, tmp_path / name, limit_steps=2, evaluate=False)
         weights.append(load_checkpoint(result.checkpoint)[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trainer.anchors import Anchors, sample_anchors
-from trainer.loss import block_labels, decay_gamma
+from trainer.loss import block_labels, slot_decay
 from trainer.parts import Parts
 from trainer.sampler import derive_seed
 from trainer.step import Batch
@@ -28,7 +28,7 @@ def _batch(parts: Parts, worker: int, number: int, bucket: int) -> Batch:
     # the first quarter is a prompt
     loss_mask = (position >= bucket // 4) & (position < lengths[:, None])
     anchors = sample_anchors(loss_mask, lengths, work.anchors, generator)
-    gamma = decay_gamma(config.block_size)
+    gamma = slot_decay(work.loss_type, config.block_size, None)
     labels, weights = block_labels(input_ids, loss_mask, lengths, anchors, config.block_size, gamma)
     width = len(config.target_layer_ids) * config.hidden_size
     features = torch.randn((rows, bucket, width), generator=generator)

@@ -141,7 +141,9 @@ class NumbersJudge:
         weights = {name: each.value for name, each in self._state.items()}
         everyone = range(len(self._workers))
         weight = sum(batch.weight_sum for other in everyone for batch in self._batches(other, step))
-        return Eager(parts.drafter, parts.frozen[device], dtype).step(weights, batches, 1.0 / weight, order)
+        return Eager(parts.drafter, parts.frozen[device], dtype, parts.settings.workload.loss_type).step(
+            weights, batches, 1.0 / weight, order
+        )
 
     def _worker(self, step: int, worker: int) -> bool:
         dtype, record = self._parts.dtype, self._workers[worker]

@@ -16,6 +16,7 @@ from trainer.anchors import Anchors, block_token_ids
 from trainer.block_mask import dense_block_masks
 from trainer.canary.witness import Named
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
+from trainer.loss import DPACE
 from trainer.step import Batch, FrozenHead
 
 GROUP = 16
@@ -53,8 +54,9 @@ class Eager:
     the gradient of one parameter; besides them the head in `dtype` and one group's activations.
     """
 
-    def __init__(self, config: DrafterConfig, frozen: FrozenHead, dtype: torch.dtype) -> None:
+    def __init__(self, config: DrafterConfig, frozen: FrozenHead, dtype: torch.dtype, loss_type: str) -> None:
         self._config = config
+        self._loss_type = loss_type
         self._dtype = dtype
         self._embed = frozen.embed_weight
         self._head = frozen.head_weight.to(dtype)
@@ -99,7 +101,21 @@ class Eager:
         wide = logits.to(torch.promote_types(self._dtype, torch.float32))
         losses = nn.functional.cross_entropy(wide.flatten(0, 1), batch.labels[:, part].reshape(-1), reduction="none")
         weights = batch.weights[:, part].reshape(-1).to(wide.dtype)
+        if self._loss_type == DPACE:
+            weights = _dpace(losses.detach().view(-1, size), weights.view(-1, size) > 0).flatten()
         return hidden, (losses * weights).sum()
+
+
+def _dpace(losses: Tensor, counts: Tensor) -> Tensor:
+    """The weights of `loss.dpace_weights`, term by term; [blocks, B], the anchor's slot never counts."""
+    weights = torch.zeros_like(losses)
+    reach = torch.ones_like(losses[:, 0])
+    for last in range(1, losses.shape[1]):
+        here = counts[:, last]
+        reach = torch.where(here, reach * (0.5 + 0.5 * torch.exp(-losses[:, last])), reach)
+        # this term is in the weight of every slot up to here
+        weights[:, 1 : last + 1] += torch.where(here, reach, torch.zeros_like(reach))[:, None]
+    return weights * counts
 
 
 class _adds_to:  # noqa: N801 -- reads as a verb

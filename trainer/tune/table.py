@@ -44,6 +44,7 @@ _SHAPES = (
     "draft_layers",
     "target_layers",
     "draft_ffn",
+    "loss_type",
     "layer_types",
     "sliding_window",
     "sliding_window_origin",
