@@ -28,12 +28,16 @@ def _parser() -> argparse.ArgumentParser:
         ("canary", "prove the workload on this machine"),
         ("run", "train"),
         ("evaluate", "judge a checkpoint by speculative decoding"),
+        ("export", "write a checkpoint in another format"),
     ):
         verb = verbs.add_parser(name, help=what, description=what)
         verb.add_argument("--settings", type=Path, required=True, metavar="FILE")
         verb.add_argument("--out", type=Path, required=True, metavar="DIR")
-        if name == "evaluate":
+        if name in ("evaluate", "export"):
             verb.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
+        if name == "export":
+            verb.add_argument("--format", choices=["speculators"], required=True)
+            verb.add_argument("--verifier", metavar="NAME", help="the target's name or folder where it will be served")
     return parser
 
 
@@ -84,7 +88,9 @@ def _verb(arguments: argparse.Namespace, term: Term) -> int:
     from trainer.settings import read_settings
 
     out = arguments.out
-    out.mkdir(parents=True, exist_ok=True)
+    if arguments.verb != "export":
+        # which makes its folder itself, whole
+        out.mkdir(parents=True, exist_ok=True)
     try:
         settings = read_settings(arguments.settings)
     except InputError as unread:
@@ -119,6 +125,11 @@ def _verb(arguments: argparse.Namespace, term: Term) -> int:
         from trainer.judge import judge_checkpoint
 
         judge_checkpoint(settings, arguments.checkpoint, out)
+        return _OK
+    if arguments.verb == "export":
+        from trainer.export import export
+
+        export(settings, arguments.checkpoint, arguments.verifier, out)
         return _OK
     from trainer.train_dflash_pipeline import run
     from trainer.tune.table import named
