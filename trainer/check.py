@@ -15,7 +15,7 @@ from trainer.files import write_json
 from trainer.machine import uuid_of
 from trainer.mask_token import refuse_mask_in_data
 from trainer.placement import place
-from trainer.prepare import PREPARED, prepare_key, prompts_path
+from trainer.prepare import PREPARED, is_prepared, prepare_key, prompts_path
 from trainer.prompts import read_prompts
 from trainer.settings import AUTO, CONTRACT, Settings
 from trainer.strategy import strategy_of
@@ -40,13 +40,18 @@ def _data(settings: Settings, facts: TargetFacts | None) -> dict[str, str] | Non
     """Check the data that is there; what is to be prepared, or None. Raises `InputError`."""
     training = settings.training
     ready = settings.prepared is not None and (settings.prepared / PREPARED).is_file()
-    if training.data is not None or ready:
-        if facts is not None:
-            data = open_data(settings, facts.tokenizer, facts.config.vocab_size)
-            refuse_mask_in_data(facts.drafter.mask_token_id, facts.tokenizer, data)
-        if training.data is not None:
-            return None
-    read_prompts(prompts_path(settings), training.prompt_field, training.prompt_count)
+    made_here = is_prepared(settings)
+    if (ready or not made_here) and facts is not None:
+        data = open_data(settings, facts.tokenizer, facts.config.vocab_size)
+        refuse_mask_in_data(facts.drafter.mask_token_id, facts.tokenizer, data)
+    if not made_here:
+        return None
+    if training.data is not None:
+        why = f"the conversations of {training.data} as token ids of {settings.workload.target}"
+        return {"key": prepare_key(settings), "why": why}
+    read_prompts(prompts_path(settings), training.prompt_field, training.prompt_count).refuse_malformed(
+        training.bad_prompts
+    )
     why = (
         f"{training.prompt_count} prompts of {training.prompts}, answered by {settings.workload.target} "
         f"with up to {training.answer_tokens} tokens each"

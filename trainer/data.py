@@ -160,7 +160,8 @@ def collate_held_out(items: Sequence[HeldOut], size: int, pad_id: int) -> Rows:
     return Rows(tuple(range(len(items))), input_ids, loss_mask, lengths)
 
 
-def _open(path: Path, where: str) -> Any:
+def open_folder(path: Path, where: str) -> Any:
+    """A folder of `save_to_disk`, not its splits. Raises `InputError`."""
     try:
         dataset = datasets.load_from_disk(str(path))
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -171,12 +172,23 @@ def _open(path: Path, where: str) -> Any:
         raise InputError(
             f"{path} holds splits", where, f"give one of its folders: {', '.join(f'{path}/{each}' for each in dataset)}"
         )
+    return dataset
+
+
+def holds_messages(path: Path, where: str) -> bool:
+    """Whether a dataset has conversations (a column `messages`) and not token ids. Raises `InputError`."""
+    columns = open_folder(path, where).column_names
+    return "messages" in columns and "input_ids" not in columns
+
+
+def _open(path: Path, where: str) -> Any:
+    dataset = open_folder(path, where)
     for column in ("input_ids", "loss_mask"):
         if column not in dataset.column_names:
             raise InputError(
                 f"the dataset has no column {column!r} but {', '.join(dataset.column_names)}",
                 where,
-                "give the columns input_ids and loss_mask",
+                "give the columns input_ids and loss_mask, or messages",
             )
     return dataset.select_columns(["input_ids", "loss_mask"])
 

@@ -15,7 +15,7 @@ from trainer.dflash_model import DrafterConfig, create_drafter_config
 from trainer.drafter_config import SlidingWindow
 from trainer.errors import InputError
 from trainer.mask_token import resolve_mask_token
-from trainer.prepare import DATASET, PREPARED
+from trainer.prepare import DATASET, PREPARED, is_prepared
 from trainer.settings import Settings
 from trainer.target import family_problem
 from trainer.target_files import check_target_path, load_config, load_tokenizer
@@ -57,7 +57,7 @@ def target_facts(settings: Settings) -> TargetFacts:
 def open_data(settings: Settings, tokenizer: Any, vocabulary: int) -> TrainingData:
     """The rows to train on: `training.data`, or what `prepare` made. Raises `InputError`."""
     training = settings.training
-    if training.data is not None:
+    if training.data is not None and not is_prepared(settings):
         path, where, hold_out = Path(training.data), "training.data", training.evaluation_prompts
     elif settings.prepared is not None and (settings.prepared / PREPARED).is_file():
         path, where, hold_out = settings.prepared / DATASET, "settings.prepared", 0

@@ -23,7 +23,7 @@ from trainer.facts import open_data, refuse_other_drafter, target_facts
 from trainer.loss import slot_decay
 from trainer.mask_token import refuse_mask_in_data
 from trainer.placement import DTYPES, Placement, place
-from trainer.prepare import read_held_out
+from trainer.prepare import is_prepared, read_held_out
 from trainer.sampler import FixedOrder, RowOrder, Sampler, Schedule, derive_seed
 from trainer.settings import Settings
 from trainer.step import FrozenHead
@@ -113,7 +113,7 @@ def load_parts(settings: Settings, *, longest_first: bool = False) -> Parts:
     refuse_mask_in_data(config.mask_token_id, facts.tokenizer, data)
     targets = load_targets(settings, placement, config.target_layer_ids)
     held_out = data.held_out()
-    if training.data is None and settings.prepared is not None:
+    if settings.prepared is not None and is_prepared(settings):
         held_out = read_held_out(settings.prepared)
     dtype = DTYPES[work.dtype]
     schedule = Schedule(work.drafter_threads, work.accumulation, work.batch_size)

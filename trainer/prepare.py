@@ -1,4 +1,7 @@
-"""Prepared data: the target itself answers the prompts, greedily. The last prompts are held out for evaluation."""
+"""Prepared data: the target itself answers the prompts, greedily, or messages are made into token ids and masks.
+
+The last prompts are held out for evaluation.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,34 @@ import datasets
 import torch
 
 from trainer.assets import resolve_asset
-from trainer.data import HeldOut
+from trainer.bad_rows import MALFORMED, BadRows
+from trainer.chat import Conversation, conversation_of
+from trainer.conversations import Row, Rules, answered, as_they_are
+from trainer.data import HeldOut, holds_messages, open_folder
 from trainer.engine import Engine, Prompts, TransformersEngine
 from trainer.errors import InputError
-from trainer.files import file_lock, fsync_dir, fsync_file, sha256_file, write_json
+from trainer.files import file_lock, fingerprint_file, fsync_dir, fsync_file, sha256_file, write_json
 from trainer.journal import Journal
 from trainer.mask_token import resolve_mask_token
 from trainer.placement import DTYPES, place
 from trainer.progress import Progress
-from trainer.prompts import prompt_ids, read_prompts
+from trainer.prompts import read_prompts
 from trainer.settings import CONTRACT, Settings
-from trainer.target import Target
-from trainer.target_files import target_identity
+from trainer.target import Target, declared_ends
+from trainer.target_files import load_config, load_tokenizer, target_identity
 
 # raise it when the code makes other data from the same input
-_VERSION = "1"
+_VERSION = "2"
 DATASET, EVALUATION, PREPARED = "dataset", "evaluation.json", "prepare.json"
 _JOURNAL, _LOCK = "answers.ndjson", ".lock"
 
 log = logging.getLogger(__name__)
+
+
+def is_prepared(settings: Settings) -> bool:
+    """Whether rows come from `prepare`: not where `training.data` has token ids. Raises `InputError`."""
+    data = settings.training.data
+    return data is None or holds_messages(Path(data), "training.data")
 
 
 def prompts_path(settings: Settings) -> Path:
@@ -50,17 +62,29 @@ def prompts_path(settings: Settings) -> Path:
 def prepare_key(settings: Settings) -> str:
     """Hex digest of all that the prepared data depends on."""
     training, work = settings.training, settings.workload
-    parts = {
+    parts: dict[str, object] = {
         "version": _VERSION,
         "target": target_identity(resolve_asset(work.target, "workload.target")),
-        "target_dtype": work.target_dtype,
-        "prompts": sha256_file(prompts_path(settings)),
-        "prompt_field": training.prompt_field,
-        "prompt_count": training.prompt_count,
+        "mask_token": work.mask_token,
+        "longest": work.buckets[-1],
         "evaluation_prompts": training.evaluation_prompts,
-        "answer_tokens": training.answer_tokens,
-        "answer_batch": training.answer_batch,
     }
+    if training.data is not None:
+        folder = Path(training.data)
+        parts["data"] = {
+            str(each.relative_to(folder)): fingerprint_file(each)
+            for each in sorted(folder.rglob("*"))
+            if each.is_file()
+        }
+    else:
+        parts |= {
+            "target_dtype": work.target_dtype,
+            "prompts": sha256_file(prompts_path(settings)),
+            "prompt_field": training.prompt_field,
+            "prompt_count": training.prompt_count,
+            "answer_tokens": training.answer_tokens,
+            "answer_batch": training.answer_batch,
+        }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -96,47 +120,96 @@ def _is_made(out: Path, key: str) -> bool:
 
 def _make(settings: Settings, key: str, out: Path, journal: Journal) -> None:
     started = time.monotonic()
-    training, work = settings.training, settings.workload
-    texts = read_prompts(prompts_path(settings), training.prompt_field, training.prompt_count)
-    device = place(work, torch.cuda.device_count()).targets[0]
+    work = settings.workload
     path = resolve_asset(work.target, "workload.target")
-    target = Target.load(path, device, DTYPES[work.target_dtype], (0,), settings.cache)
-    mask_token = resolve_mask_token(work.mask_token, target.tokenizer, target.config.vocab_size)
-    prompts = [prompt_ids(text, target.tokenizer) for text in texts]
-    engine = TransformersEngine(target, training.answer_tokens, training.answer_batch)
-    found = answer_all(engine, dict(enumerate(prompts)), journal, 0)
-    answers = [found[row] for row in range(len(prompts))]
-    for row, ids in enumerate(zip(prompts, answers, strict=True)):
-        if any(mask_token in part for part in ids):
-            raise InputError(
-                f"the mask token (id {mask_token}) occurs in prompt {row} or its answer",
-                "workload.mask_token",
-                "take a reserved token that no text uses",
-            )
-    kept = len(prompts) - training.evaluation_prompts
-    _write_dataset(
-        out,
-        [[*prompt, *reply] for prompt, reply in zip(prompts[:kept], answers[:kept], strict=True)],
-        [[0] * len(prompt) + [1] * len(reply) for prompt, reply in zip(prompts[:kept], answers[:kept], strict=True)],
-    )
-    held_out = [
-        {"prompt": prompt, "answer": list(reply)} for prompt, reply in zip(prompts[kept:], answers[kept:], strict=True)
+    tokenizer, config = load_tokenizer(path, settings.cache), load_config(path, settings.cache)
+    mask_token = resolve_mask_token(work.mask_token, tokenizer, config.vocab_size)
+    conversations, bad = _conversations(settings)
+    held_out = _held_out(conversations, settings.training.evaluation_prompts)
+    usable = {number: each for number, each in conversations.items() if each is not None}
+    shortened: list[int] = []
+
+    def rules(ends: frozenset[int]) -> Rules:
+        return Rules(tokenizer, ends, work.buckets[-1], mask_token, held_out)
+
+    if settings.training.data is None:
+        engine, ends = _engine(settings, path)
+        rows, shortened = answered(
+            usable, lambda prompts, turn: answer_all(engine, prompts, journal, turn), rules(ends), bad
+        )
+    else:
+        ends = declared_ends(path, settings.cache, tokenizer)
+        rows = as_they_are(usable, rules(ends), bad)
+    bad.refuse_too_many()
+    bad.tell()
+    kept = [row for number, row in sorted(rows.items()) if number not in held_out]
+    aside = [row for number, row in sorted(rows.items()) if number in held_out]
+    if not kept:
+        raise InputError("no row is left to train on", "training.bad_prompts", "give prompts that can be used")
+    _write_dataset(out, kept)
+    prompts = [
+        {"prompt": each.input_ids[: each.last_answer], "answer": each.input_ids[each.last_answer :]} for each in aside
     ]
-    write_json(out / EVALUATION, {"contract": CONTRACT, "prompts": held_out})
+    write_json(out / EVALUATION, {"contract": CONTRACT, "prompts": prompts})
     seconds = time.monotonic() - started
-    log.info("%d prompts answered in %.1f s, %d held out", len(prompts), seconds, len(held_out))
+    log.info("%d rows and %d held out in %.1f s, %d left out", len(kept), len(aside), seconds, len(bad))
+    both = [*kept, *aside]
+    answer_tokens = sum(sum(each.loss_mask) for each in both)
     write_json(
         out / PREPARED,
         {
             "contract": CONTRACT,
             "key": key,
-            "rows": kept,
-            "evaluation_prompts": len(held_out),
-            "prompt_tokens": sum(len(each) for each in prompts),
-            "answer_tokens": sum(len(each) for each in answers),
+            "rows": len(kept),
+            "evaluation_prompts": len(aside),
+            "prompt_tokens": sum(len(each.input_ids) for each in both) - answer_tokens,
+            "answer_tokens": answer_tokens,
+            "ended": sum(each.input_ids[-1] in ends for each in both),
+            "bad": bad.to_json(),
+            "shortened": shortened,
             "seconds": round(seconds, 1),
         },
     )
+
+
+def _conversations(settings: Settings) -> tuple[dict[int, Conversation | None], BadRows]:
+    """What is to be made into rows, by line or row number; None: it is malformed, which is counted."""
+    training = settings.training
+    found: dict[int, Conversation | None] = {}
+    if training.data is None:
+        bad = BadRows("line", training.bad_prompts)
+        read = read_prompts(prompts_path(settings), training.prompt_field, training.prompt_count)
+        read.refuse_malformed(training.bad_prompts)
+        found |= read.rows | dict.fromkeys(read.malformed)
+    else:
+        bad = BadRows("row", training.bad_prompts)
+        for number, messages in enumerate(open_folder(Path(training.data), "training.data")["messages"]):
+            try:
+                found[number] = conversation_of(messages or ())
+            except ValueError:
+                found[number] = None
+    for number, each in found.items():
+        if each is None:
+            bad.add(number, MALFORMED)
+    return found, bad
+
+
+def _held_out(numbers: Mapping[int, object], count: int) -> frozenset[int]:
+    if count >= len(numbers):
+        raise InputError(
+            f"{count} of {len(numbers)} rows are held out: none is left to train on",
+            "training.evaluation_prompts",
+            f"give less than {len(numbers)}",
+        )
+    return frozenset(sorted(numbers)[len(numbers) - count :])
+
+
+def _engine(settings: Settings, path: Path) -> tuple[Engine, frozenset[int]]:
+    """Who answers, and the tokens that end an answer."""
+    work, training = settings.workload, settings.training
+    device = place(work, torch.cuda.device_count()).targets[0]
+    target = Target.load(path, device, DTYPES[work.target_dtype], (0,), settings.cache)
+    return TransformersEngine(target, training.answer_tokens, training.answer_batch), target.eos_ids
 
 
 def answer_all(engine: Engine, prompts: Prompts, journal: Journal, turn: int) -> Mapping[int, Sequence[int]]:
@@ -149,12 +222,12 @@ def answer_all(engine: Engine, prompts: Prompts, journal: Journal, turn: int) ->
     return journal.of_turn(turn)
 
 
-def _write_dataset(out: Path, input_ids: Sequence[Sequence[int]], loss_mask: Sequence[Sequence[int]]) -> None:
+def _write_dataset(out: Path, rows: Sequence[Row]) -> None:
     part, folder = out / f"{DATASET}.part", out / DATASET
     for left in (part, folder):
         shutil.rmtree(left, ignore_errors=True)
     dataset = datasets.Dataset.from_dict(
-        {"input_ids": input_ids, "loss_mask": loss_mask},
+        {"input_ids": [each.input_ids for each in rows], "loss_mask": [each.loss_mask for each in rows]},
         features=datasets.Features(
             {
                 "input_ids": datasets.Sequence(datasets.Value("int32")),

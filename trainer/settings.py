@@ -196,6 +196,7 @@ class Training:
     prompts: str | None = _key(_optional(_text), None)
     prompt_field: str = _key(_text, "prompt")
     prompt_count: int = _key(_integer(1), 64)
+    bad_prompts: int = _key(_integer(0), 0)
     answer_tokens: int = _key(_integer(1), 64)
     answer_batch: int = _key(_integer(1), 16)
     evaluation_prompts: int = _key(_integer(0), 8)

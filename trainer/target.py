@@ -19,7 +19,7 @@ import transformers
 from torch import Tensor, nn
 
 from trainer.errors import InputError
-from trainer.target_files import check_target_path, target_folder
+from trainer.target_files import check_target_path, load_config, target_folder
 
 _WHERE = "workload.target"
 
@@ -171,6 +171,14 @@ def eos_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
     declared = getattr(generation_config, "eos_token_id", None)
     several = declared if isinstance(declared, list | tuple) else [declared]
     return frozenset(int(each) for each in (*several, tokenizer.eos_token_id) if each is not None)
+
+
+def declared_ends(path: Path, cache: Path, tokenizer: Any) -> frozenset[int]:
+    """The end tokens of a target whose weights are not loaded."""
+    folder = target_folder(path, cache)
+    if (folder / "generation_config.json").is_file():
+        return eos_ids(transformers.GenerationConfig.from_pretrained(folder), tokenizer)
+    return eos_ids(load_config(path, cache), tokenizer)
 
 
 def _first_layers(body: nn.Module, count: int) -> nn.Module:

@@ -34,13 +34,15 @@ class Training(Model):
     """Which supervised tokens may be anchors, by a public trainer's rule."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     data: PathText | None = None
-    """Folder for datasets.load_from_disk with input_ids and loss_mask; null: prepared from `prompts`."""
+    """Folder for datasets.load_from_disk with input_ids and loss_mask, or messages; null: see `prompts`."""
     prompts: PathText | None = None
     """JSON lines (gzip or not) that the target answers: a path on the host, or package:NAME/FILE."""
     prompt_field: PathText = "prompt"
-    """The key of the prompt in each line."""
+    """The key in each line of its text, or of its messages (list of role and content)."""
     prompt_count: Count = 64
     """Prompts that the target answers."""
+    bad_prompts: Annotated[int, Field(ge=0)] = 0
+    """Lines or rows that may be left out because they cannot be used; they are named. More are refused."""
     answer_tokens: Count = 64
     """Longest answer, in tokens."""
     answer_batch: Count = 16

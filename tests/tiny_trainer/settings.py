@@ -123,6 +123,7 @@ class Training:
     prompts: str | None = None
     prompt_field: str = "prompt"
     prompt_count: int = 64
+    bad_prompts: int = 0
     answer_tokens: int = 64
     answer_batch: int = 16
     evaluation_prompts: int = 8
@@ -188,6 +189,7 @@ _TRAINING: dict[str, Check] = {
     "prompts": _or_null(_text),
     "prompt_field": _text,
     "prompt_count": _integer(1),
+    "bad_prompts": _integer(0),
     "answer_tokens": _integer(1),
     "answer_batch": _integer(1),
     "evaluation_prompts": _integer(0),

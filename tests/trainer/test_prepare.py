@@ -12,11 +12,12 @@ import pytest
 import torch
 import transformers
 
+from trainer.chat import prompt_ids
 from trainer.check import check
 from trainer.engine import TransformersEngine
 from trainer.errors import InputError
 from trainer.prepare import prepare_key
-from trainer.prompts import prompt_ids, read_prompts
+from trainer.prompts import read_prompts
 from trainer.settings import settings_from_json
 from trainer.target import Target
 
@@ -75,28 +76,33 @@ def test_prompts_plain_and_gzip(tmp_path: Path) -> None:
     (tmp_path / "plain.jsonl").write_text(lines)
     (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     for name in ("plain.jsonl", "packed.jsonl.gz"):
-        assert read_prompts(tmp_path / name, "prompt", 2) == ["a", "b"]
+        found = read_prompts(tmp_path / name, "prompt", 2)
+        assert {line: each[0]["content"] for line, each in found.rows.items()} == {1: "a", 3: "b"}
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ('{"prompt": "a"}\n{"prompt": \n', "p.jsonl:2"),
-        ('{"prompts": "a"}\n', "did you mean training.prompt_field: prompts"),
-        ("[1]\n", "not a JSON object"),
+        ('{"prompts": "a"}\n{"prompts": "b"}\n', "did you mean training.prompt_field: prompts"),
+        ("[1]\n[2]\n", "not a JSON object, and 1 more lines are bad"),
+        ('{"messages": []}\n' * 2, "its keys are messages"),
+        ('{"messages": [{"role": "user", "content": "a"}]}\n' * 2, "did you mean training.prompt_field: messages"),
+        ('{"prompt": [{"role": "assistant", "content": "a"}]}\n' * 2, "p.jsonl:1, prompt"),
+        ("[1]\n[2]\n", "not a JSON object"),
         ('{"prompt": "a"}\n', "has 1 prompts, 2 are wanted"),
     ],
 )
 def test_bad_prompts_name_the_line(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "p.jsonl").write_text(text)
     with pytest.raises(InputError, match=said):
-        read_prompts(tmp_path / "p.jsonl", "prompt", 2)
+        read_prompts(tmp_path / "p.jsonl", "prompt", 2).refuse_malformed(0)
 
 
 def test_a_tokenizer_without_template_gets_the_bare_text(tiny_target: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_target)
     tokenizer.chat_template = None
-    assert prompt_ids("w0 w1", tokenizer) == [8, 9]
+    assert prompt_ids([{"role": "user", "content": "w0 w1"}], tokenizer) == [8, 9]
 
 
 def test_key_changes_with_what_matters_only(make_settings: Any, tmp_path: Path) -> None:
@@ -105,7 +111,9 @@ def test_key_changes_with_what_matters_only(make_settings: Any, tmp_path: Path) 
 
     assert key() == key(learning_rate=1e-4, steps=9, drafter_threads=1, block_size=8)
     others = [key(answer_tokens=8), key(prompt_count=11), key(evaluation_prompts=1), key(target_dtype="bfloat16")]
-    assert len({key(), *others}) == 5
+    others += [key(buckets=[64]), key(mask_token="<reserved_1>")]
+    assert key(bad_prompts=3) == key()
+    assert len({key(), *others}) == 7
 
 
 def test_check_says_what_to_prepare(make_settings: Any, tmp_path: Path) -> None:
