@@ -43,7 +43,7 @@ def _data(settings: Settings, facts: TargetFacts | None) -> dict[str, str] | Non
     made_here = is_prepared(settings)
     if (ready or not made_here) and facts is not None:
         data = open_data(settings, facts.tokenizer, facts.config.vocab_size)
-        refuse_mask_in_data(facts.drafter.mask_token_id, facts.tokenizer, data)
+        refuse_mask_in_data(facts.drafter.mask_token_id, facts.tokenizer, facts.drafter.vocab_size, data)
     if not made_here:
         return None
     if training.data is not None:

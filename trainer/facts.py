@@ -38,7 +38,7 @@ def target_facts(settings: Settings) -> TargetFacts:
     config, tokenizer = load_config(path, settings.cache), load_tokenizer(path, settings.cache)
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise family_problem(config.model_type)
-    mask_token = resolve_mask_token(work.mask_token, tokenizer, config.vocab_size)
+    mask_token = resolve_mask_token(work.mask_token, tokenizer, config)
     drafter = create_drafter_config(
         config,
         draft_layers=work.draft_layers,

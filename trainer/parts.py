@@ -110,7 +110,7 @@ def load_parts(settings: Settings, *, longest_first: bool = False) -> Parts:
     facts = target_facts(settings)
     config = facts.drafter
     data = open_data(settings, facts.tokenizer, facts.config.vocab_size)
-    refuse_mask_in_data(config.mask_token_id, facts.tokenizer, data)
+    refuse_mask_in_data(config.mask_token_id, facts.tokenizer, config.vocab_size, data)
     targets = load_targets(settings, placement, config.target_layer_ids)
     held_out = data.held_out()
     if settings.prepared is not None and is_prepared(settings):

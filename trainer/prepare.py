@@ -123,7 +123,7 @@ def _make(settings: Settings, key: str, out: Path, journal: Journal) -> None:
     work = settings.workload
     path = resolve_asset(work.target, "workload.target")
     tokenizer, config = load_tokenizer(path, settings.cache), load_config(path, settings.cache)
-    mask_token = resolve_mask_token(work.mask_token, tokenizer, config.vocab_size)
+    mask_token = resolve_mask_token(work.mask_token, tokenizer, config)
     conversations, bad = _conversations(settings)
     held_out = _held_out(conversations, settings.training.evaluation_prompts)
     usable = {number: each for number, each in conversations.items() if each is not None}

@@ -73,7 +73,7 @@ class Workload(Model):
     loss_type: Literal["dflash", "dpace"] = "dflash"
     """Slot weights of the loss: the DFlash paper's decay, or D-PACE, from the drafter's own confidence."""
     mask_token: Annotated[str, Field(min_length=1)] | Index
-    """A reserved token of the target's vocabulary (text or id); never pad, eos, bos or one of the data."""
+    """A reserved token of the target's vocabulary (text or id), or auto; never pad, eos, bos or one of the data."""
     canary_steps: Count = 3
     """Optimiser steps that the gate compares."""
     rehearsal_steps: Count = 3

@@ -20,7 +20,7 @@ COUNTS = [
 GOOD = [
     *(f"{key}=1" for key in COUNTS if key != "prompt_count"),
     *("prompt_count=9", "evaluation_prompts=0", "evaluation_prompts=63", "block_size=2", "mask_token=0", "seed=0"),
-    *("bad_prompts=0", "bad_prompts=5", "prompt_field=messages"),
+    *("bad_prompts=0", "bad_prompts=5", "prompt_field=messages", "mask_token=auto"),
     *("gpus=[0, GPU-1f]", "buckets=[2, 3]", "target_layers=[0, 5]", "drafter_devices=[cpu]", "target_devices=[cuda:3]"),
     *("dtype=float32", "target_dtype=bfloat16", "strategy=eager", "strategy=default", "strategy=auto"),
     *("require_cuda=false", "throughput_check=false"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.trainer.drafting import batch, drafter, generator, windows
 from tests.trainer.pairs import tiny_pair
@@ -43,6 +45,36 @@ def test_drafting_with_a_cache_equals_the_training_forward(window):
             done = start
         with pytest.raises(ValueError, match="end at 13"):
             model.draft(block, data.target_hidden[:, :0], 14, cache)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(0, 10_000),
+    st.lists(st.integers(0, 12), min_size=1, max_size=6, unique=True),
+    st.integers(2, 5),
+    st.tuples(st.integers(0, 4), st.integers(0, 4)),
+)
+def test_logits_of_training_and_decoding_agree_for_any_cycles(seed, starts, block_size, slides):
+    """Anchors as decoding meets them: any growth between cycles, blocks over the end."""
+    window = windows(block_size + slides[0])[slides[1]]
+    data = batch(seed, rows=1, length=13, block_size=block_size, window=window)
+    model, positions = drafter(seed, config=data.config), sorted(starts)
+    anchors = Anchors(torch.tensor([positions]), torch.ones((1, len(positions)), dtype=torch.bool))
+    blocks = data.embedding[block_token_ids(data.input_ids, anchors, block_size, 39)]
+    masks = dense_block_masks(data.config, anchors, torch.tensor([13]), 13)
+    with torch.no_grad():
+        trained = model(blocks, data.target_hidden, anchors.positions, *masks).view(len(positions), block_size, -1)
+        cache, done = DrafterCache(), 0
+        for slot, start in enumerate(positions):
+            block = blocks.view(1, len(positions), block_size, -1)[:, slot]
+            new = data.target_hidden[:, done:start]
+            hidden = model.draft(block, new, start, cache)
+            torch.testing.assert_close(
+                hidden[0] @ data.embedding.T, trained[slot] @ data.embedding.T, rtol=1e-9, atol=1e-9
+            )
+            # only the context enters the cache, never the block
+            assert cache.length == start
+            done = start
 
 
 def ids(prompt):

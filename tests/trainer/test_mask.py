@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests.trainer.drafting import batch, drafter, generator, windows
+from trainer.anchors import block_token_ids
 from trainer.block_mask import FlexMask, block_mask_mod, context_limits, dense_block_mask
 from trainer.compile import CompileLog
 from trainer.drafter_config import SlidingWindow
@@ -103,6 +104,29 @@ def test_nothing_at_or_after_an_anchor_leaks_into_its_block(window):
             earlier = data.target_hidden.clone()
             earlier[row, anchor - 1] += 5.0
             assert not torch.allclose(run(embeddings, earlier)[row, own], before[row, own])
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000), shapes, sliding)
+def test_no_token_behind_an_anchor_reaches_its_block_on_the_way_from_ids(seed, shape, slides):
+    """All that a step makes of a row's tokens: the other blocks' inputs, and hidden states that know every token."""
+    data = batch(seed, **shape, window=windows(shape["block_size"] + slides[0])[slides[1]])
+    model, size, length = drafter(seed, config=data.config), shape["block_size"], shape["length"]
+    numbers = generator(seed + 1)
+
+    def run(ids, hidden):
+        blocks = data.embedding[block_token_ids(ids, data.anchors, size, data.config.mask_token_id)]
+        with torch.no_grad():
+            hidden = model(blocks, hidden, data.anchors.positions, *data.masks)
+        return (hidden @ data.embedding.T).view(*data.anchors.positions.shape, size, -1)
+
+    before = run(data.input_ids, data.target_hidden)
+    for row, slot in data.anchors.keep.nonzero().tolist()[:4]:
+        anchor = int(data.anchors.positions[row, slot])
+        ids, hidden = data.input_ids.clone(), data.target_hidden.clone()
+        ids[row, anchor + 1 :] = torch.randint(0, 39, (length - anchor - 1,), generator=numbers)
+        hidden[row, anchor:] = torch.randn(hidden[row, anchor:].shape, generator=numbers, dtype=torch.float64)
+        assert torch.equal(run(ids, hidden)[row, slot], before[row, slot])
 
 
 @pytest.mark.parametrize("window", windows(5)[1:])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from transformers import PreTrainedTokenizerFast
 
+from trainer import mask_token as mask_token_module
 from trainer.errors import InputError
 from trainer.mask_token import resolve_mask_token
 from trainer.target import Target
@@ -193,10 +196,62 @@ def test_gguf_is_converted_once_and_computes_the_same(tmp_path: Path) -> None:
     torch.testing.assert_close(target.features(ids, torch.tensor([4])), found)
 
 
+def family(model_type: str, vocabulary: int) -> Any:
+    """What is asked of a target's config."""
+    return SimpleNamespace(model_type=model_type, vocab_size=vocabulary)
+
+
 def test_mask_token_by_name_and_id(tiny_target: Path, tmp_path: Path) -> None:
     tokenizer = load(tiny_target, (0,), tmp_path).tokenizer
-    assert resolve_mask_token("<reserved_0>", tokenizer, 48) == 6
-    assert resolve_mask_token(7, tokenizer, 48) == 7
+    assert resolve_mask_token("<reserved_0>", tokenizer, family("llama", 48)) == 6
+    assert resolve_mask_token(7, tokenizer, family("llama", 48)) == 7
+
+
+def test_mask_token_of_the_family(tiny_target: Path, tmp_path: Path) -> None:
+    """The ids are those of released drafters, in vocabularies as large as the families' own."""
+    tokenizer = load(tiny_target, (0,), tmp_path).tokenizer
+    for name, vocabulary, wanted in (
+        ("qwen3", 151936, 151669), ("qwen3_5", 248320, 248070), ("minimax_m2", 200064, 200054),
+        ("kimi_k25", 163840, 163838),
+    ):  # fmt: skip
+        assert resolve_mask_token("auto", tokenizer, family(name, vocabulary)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("reserved", "special", "said"),
+    [
+        (True, True, None),
+        (True, False, "is the ordinary token 'w2000' here"),
+        (False, False, "is outside this target's vocabulary of 1000"),
+    ],
+)
+def test_the_familys_mask_token_must_be_free(
+    reserved: bool, special: bool, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokenizers import AddedToken, Tokenizer, models
+
+    # a family whose id is small enough for a real tokenizer in a test
+    monkeypatch.setitem(mask_token_module._FAMILIES, "qwen3", 2000)
+    words = {f"w{index}": index for index in range(2003 if reserved else 1000)}
+    raw = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    if special:
+        raw.add_special_tokens([AddedToken("w2000", special=True)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="w0")
+    config = family("qwen3", 2100 if reserved else 1000)
+    if said is None:
+        assert resolve_mask_token("auto", tokenizer, config) == 2000
+        return
+    with pytest.raises(InputError, match=said) as refused:
+        resolve_mask_token("auto", tokenizer, config)
+    assert "take " in refused.value.fix
+
+
+def test_a_family_without_a_known_mask_token_gets_candidates(tiny_target: Path, tmp_path: Path) -> None:
+    tokenizer = load(tiny_target, (0,), tmp_path).tokenizer
+    with pytest.raises(InputError, match=r"no mask token is known for the model family 'llama'.*<reserved_0>"):
+        resolve_mask_token("auto", tokenizer, family("llama", 48))
+    with pytest.raises(InputError, match=r"an id that is no token of the tokenizer, such as 48 \(up to 63\)"):
+        resolve_mask_token("auto", tokenizer, family("llama", 64))
 
 
 @pytest.mark.parametrize(
@@ -214,5 +269,5 @@ def test_mask_token_by_name_and_id(tiny_target: Path, tmp_path: Path) -> None:
 def test_mask_tokens_refused(tiny_target: Path, tmp_path: Path, token: str | int, said: str) -> None:
     tokenizer = load(tiny_target, (0,), tmp_path).tokenizer
     with pytest.raises(InputError, match=said) as refused:
-        resolve_mask_token(token, tokenizer, 48)
+        resolve_mask_token(token, tokenizer, family("llama", 48))
     assert "<reserved_" in str(refused.value)
