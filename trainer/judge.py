@@ -102,7 +102,7 @@ def judge_checkpoint(settings: Settings, checkpoint: Path, out: Path) -> None:
     work = replace(settings.workload, strategy="eager")
     training = replace(settings.training, resume_from=None, init_from=None)
     parts = load_parts(replace(settings, workload=work, training=training))
-    config, weights = load_checkpoint(checkpoint)
+    config, weights = load_checkpoint(checkpoint, resumable=False)
     refuse_other_drafter(config, parts.drafter, "--checkpoint")
     found = judge(parts, {name: each.to(parts.dtype) for name, each in weights.items()})
     if found is None:

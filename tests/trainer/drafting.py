@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from dflash_ops.deploy.collecting import local_manifest
 from trainer.anchors import Anchors, block_token_ids, sample_anchors
 from trainer.block_mask import dense_block_masks
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
@@ -51,6 +54,14 @@ def drafter(seed: int = 0, dtype: torch.dtype = torch.float64, config: DrafterCo
             if "norm" in name:
                 parameter.copy_(0.5 + torch.rand(parameter.shape, generator=numbers))
     return model
+
+
+def brought_home(checkpoint: Path) -> Path:
+    """A checkpoint as `dflash-ops collect` leaves it: without `resume/`, and a manifest that does not claim it."""
+    shutil.rmtree(checkpoint / "resume")
+    manifest = checkpoint / "manifest.json"
+    manifest.write_bytes(local_manifest(manifest.read_bytes(), {"config.json", "model.safetensors"}))
+    return checkpoint
 
 
 @dataclass

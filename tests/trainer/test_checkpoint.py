@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from tests.trainer.drafting import CONFIG, drafter
+from tests.trainer.drafting import CONFIG, brought_home, drafter
 from trainer.checkpoint import CheckpointError, load_checkpoint, load_resume, save_checkpoint
 from trainer.dflash_model import DFlashDrafter
 from trainer.files import sha256_file
@@ -165,6 +165,19 @@ def test_a_write_that_fails_half_way_leaves_no_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match=r"manifest\.json"):
         load_checkpoint(tmp_path / "step-000080.part")
     load_checkpoint(save(tmp_path))
+
+
+def test_a_checkpoint_that_was_brought_home_has_weights_and_nothing_to_resume(tmp_path):
+    path = brought_home(save(tmp_path))
+    config, state = load_checkpoint(path, resumable=False)
+    assert config == CONFIG
+    assert torch.equal(state["fc.weight"], drafter(1, torch.float32).state_dict()["fc.weight"])
+    for load in (load_checkpoint, load_resume):
+        with pytest.raises(CheckpointError, match="exactly"):
+            load(path)
+    (path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="the manifest says"):
+        load_checkpoint(path, resumable=False)
 
 
 def test_tied_resume_tensors_are_both_kept(tmp_path):

@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from tests.trainer.drafting import batch, drafter, generator
+from tests.trainer.drafting import batch, brought_home, drafter, generator
 from trainer import checkpoint as checkpoints
 from trainer import export as exporting
 from trainer.block_mask import dense_block_masks
@@ -61,7 +61,7 @@ def qwen3_target(tiny_target, tmp_path_factory):
 
 @pytest.fixture
 def make(tmp_path):
-    """Settings for a target, and a random drafter's checkpoint of them, as `collect` brings it: without `resume/`."""
+    """Settings for a target, and a random drafter's checkpoint of them, as `collect` brings it."""
 
     def make(target, dtype=torch.float32, **workload):
         settings = settings_from_json(
@@ -74,8 +74,7 @@ def make(tmp_path):
         )
         config = target_facts(settings).drafter
         folder = save_checkpoint(tmp_path, 80, drafter(3, dtype, config).state_dict(), config, {})
-        shutil.rmtree(folder / "resume")
-        return settings, folder
+        return settings, brought_home(folder)
 
     return make
 
