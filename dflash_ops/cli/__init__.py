@@ -24,6 +24,7 @@ COMMANDS = {
     "stop": "Checkpoint and stop a run; show that nothing is left.",
     "resume": "Go on with a run that has ended, from its last whole checkpoint.",
     "collect": "Bring a run's logs, metrics and checkpoints home.",
+    "export": "A checkpoint that is home, as vLLM serves it by its folder alone.",
     "rollback": "Make the last good release current; touch no run.",
     "prune": "Make room on a host: old runs that are home, old releases and data.",
     "unlock": "Who holds the host's lock; take it away.",

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
 
+from tests.commands import Desk
 from tests.trainer.drafting import batch, brought_home, drafter, generator
 from trainer import checkpoint as checkpoints
 from trainer import export as exporting
@@ -29,7 +26,6 @@ from trainer.settings import settings_from_json
 
 pytestmark = pytest.mark.torch
 
-ROOT = Path(__file__).parents[2]
 SHAPE = {"mask_token": "<reserved_0>", "draft_layers": 2, "block_size": 4}
 WINDOW = {"sliding_window": 6, "sliding_window_non_causal": True, "sliding_window_origin": "anchor"}
 
@@ -280,22 +276,27 @@ def test_a_target_without_its_embedding_is_refused(make, tmp_path, tiny_target):
     assert not list(tmp_path.glob("out*"))
 
 
-def test_at_the_command_line(make, tmp_path, tiny_target):
+@pytest.mark.slow
+def test_a_person_exports_what_collect_brought(make, tmp_path, tiny_target):
+    """The whole way: the command, the bundled trainer in a process of its own, the folder."""
+    desk = Desk(tmp_path)
     _, folder = make(tiny_target)
-    file, out = tmp_path / "settings.json", tmp_path / "deep" / "out"
-    settings = {"contract": 1, "workload": {"target": str(tiny_target), **SHAPE}, "training": {"steps": 1}}
-    file.write_text(json.dumps({**settings, "cache": str(tmp_path / "cache")}))
-
-    def call(*extra):
-        words = ["export", "--settings", file, "--checkpoint", folder, "--out", out, *extra]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "trainer", *map(str, words)]
-        return subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-
-    wrong = call("--format", "gguf")
-    assert wrong.returncode == 2
-    assert "speculators" in wrong.stderr.splitlines()[-1]
-    assert not out.exists()
-    right = call("--format", "speculators", "--verifier", "org/target")
-    assert right.returncode == 0, right.stderr
-    read_export(out, 5)
+    run = desk.runs / "20261129-101500-quickstart-1a2b"
+    (run / "checkpoints").mkdir(parents=True)
+    shutil.move(folder, run / "checkpoints")
+    # as the host has them: its target and its cache are not here
+    written = {"contract": 1, "workload": {"target": "/host/target", **SHAPE}, "training": {"steps": 1}}
+    written |= {"prepared": "/host/prepared", "cache": "/host/cache", "run": run.name}
+    (run / "settings.json").write_text(json.dumps(written))
+    refused = desk.run("export", "--out", "served", host=False)
+    assert refused.code == 2, refused.out
+    assert "/host/target does not exist" in refused.error["what"]
+    assert "--target" in refused.error["fix"]
+    ended = desk.run("export", "--out", "served", "--target", str(tiny_target), "--verifier", "org/x", host=False)
+    assert ended.code == 0, ended.out
+    assert ended.result["run"] == run.name
+    assert ended.result["folder"] == str(tmp_path / "served")
+    read_export(tmp_path / "served", 5)
+    verifier = json.loads((tmp_path / "served" / "config.json").read_text())["speculators_config"]["verifier"]
+    assert verifier["name_or_path"] == "org/x"
+    assert json.loads((run / "settings.json").read_text()) == written
