@@ -201,6 +201,7 @@ class Training:
     answer_batch: int = _key(_integer(1), 16)
     evaluation_prompts: int = _key(_integer(0), 8)
     evaluation_tokens: int = _key(_integer(1), 32)
+    evaluate_every: int | None = _key(_optional(_integer(1)), None)
     checkpoint_every: int = _key(_integer(1), 100)
     log_every: int = _key(_integer(1), 1)
     resume_from: str | None = _key(_optional(_text), None)
@@ -261,6 +262,12 @@ def _together(settings: Settings) -> Settings:
             "resume_from is given too, and a run that goes on has its weights already",
             "training.init_from",
             "give one of them",
+        )
+    if training.evaluate_every is not None and not training.evaluation_prompts:
+        raise InputError(
+            "nothing is held out that could be judged",
+            "training.evaluate_every",
+            "give evaluation_prompts of at least 1, or evaluate_every null",
         )
     if training.data is None and training.evaluation_prompts >= training.prompt_count:
         raise InputError(

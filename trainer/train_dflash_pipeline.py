@@ -23,6 +23,7 @@ from trainer.checkpoint import save_checkpoint
 from trainer.collector import keep_from_collector, paused_collector
 from trainer.compile import Gate, steady_phase
 from trainer.errors import InputError
+from trainer.evaluation_worker import EvaluationWorker
 from trainer.files import write_json
 from trainer.judge import Judgement, judge
 from trainer.metrics import MetricsFile
@@ -67,9 +68,10 @@ def run(
     """Train as docs/trainer-contract.md says, into `out`.
 
     `limit_steps` ends after that many optimiser steps (the schedule stays that of the whole run); `longest_first` takes
-    the longest rows, and judges on the longest sequence held out; `evaluate` judges the drafter at start and end, at
-    the end of a stopped run only with `evaluate_stopped`; `stop` is asked before any thread starts and before each step
-    whether to end with a checkpoint. Raises `InputError`, and `WorkerFailed` when a worker raised.
+    the longest rows, and judges on the longest sequence held out; `evaluate` judges the drafter at start and end and
+    each `evaluate_every` steps, at the end of a stopped run only with `evaluate_stopped`; `stop` is asked before any
+    thread starts and before each step whether to end with a checkpoint. Raises `InputError`, and `WorkerFailed` when a
+    worker raised.
     """
     torch.set_num_threads(available_cpus())
     with _timed("loading"):
@@ -78,7 +80,7 @@ def run(
     with MetricsFile(out / "metrics.ndjson") as metrics:
         metrics.write("strategy", parts.start.step, strategy=parts.strategy.name)
         before = _judge(parts, parts.start.weights, metrics, "start", parts.start.step) if evaluate else None
-        training = _Training(parts, out, metrics, limit_steps, stop)
+        training = _Training(parts, out, metrics, limit_steps, stop, evaluate=evaluate)
         training.run()
         stopped = training.steps_done < training.last_step
         torch.set_num_threads(available_cpus())
@@ -106,7 +108,14 @@ class _Training:
     """The threads of one run, and what they share."""
 
     def __init__(
-        self, parts: Parts, out: Path, metrics: MetricsFile, limit_steps: int | None, stop: Callable[[], bool]
+        self,
+        parts: Parts,
+        out: Path,
+        metrics: MetricsFile,
+        limit_steps: int | None,
+        stop: Callable[[], bool],
+        *,
+        evaluate: bool,
     ) -> None:
         self._parts = parts
         self._out = out
@@ -119,6 +128,11 @@ class _Training:
         if limit_steps is not None:
             self.last_step = min(self.last_step, self._first + limit_steps)
         self._replicas: dict[int, DrafterReplica] = {}
+        self._evaluation: EvaluationWorker | None = None
+        if evaluate and parts.settings.training.evaluate_every is not None and parts.held_out:
+            self._evaluation = EvaluationWorker(
+                next(iter(parts.targets)), self._judge_step, parts.cpu_threads, self._abort
+            )
         self._queues: list[OrderedQueue[Batch]] = []
         self.steps_done = self._first
         self.checkpoint = out / "checkpoints"
@@ -202,6 +216,8 @@ class _Training:
             )
             for index, device in enumerate(drafters)
         ]
+        if self._evaluation is not None:
+            workers.append(self._evaluation)
         return workers
 
     def _build(self, worker: int) -> DrafterReplica:
@@ -241,8 +257,18 @@ class _Training:
         if worker != 0:
             return
         self.steps_done = done
+        if self._evaluation is not None:
+            every = self._parts.settings.training.evaluate_every
+            # the weights after the last step are judged at the end
+            if not last and every is not None and done % every == 0:
+                self._evaluation.send(done, self.weights())
+            if last:
+                self._evaluation.close()
         if last or done % self._parts.settings.training.checkpoint_every == 0:
             self._save(done, self.weights(), self._replicas[0].optimizer.state_tensors())
+
+    def _judge_step(self, step: int, weights: dict[str, Tensor]) -> None:
+        _judge(self._parts, weights, self._metrics, "step", step)
 
     def _keep_start(self) -> None:
         """Stopped before the first step: the start is what there is to keep."""
@@ -270,12 +296,13 @@ class _Training:
 
 
 def _judge(parts: Parts, weights: dict[str, Tensor], metrics: MetricsFile, when: str, step: int) -> Judgement | None:
-    with _timed(f"evaluation at the {when}"):
+    where = f"step {step}" if when == "step" else f"the {when}"
+    with _timed(f"evaluation at {where}"):
         found = judge(parts, weights)
     if found is not None:
         metrics.write("evaluation", step, when=when, **found.record())
         loss = "unknown" if found.loss is None else f"{found.loss:.3f}"
-        log.info("%s: held-out loss %s, tau %.3f", when, loss, found.decoding.tau)
+        log.info("%s: held-out loss %s, tau %.3f", where.removeprefix("the "), loss, found.decoding.tau)
     return found
 
 

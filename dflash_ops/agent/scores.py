@@ -68,12 +68,12 @@ class Scores:
         """A number for each of `steps` that something is known of; more is better, and all are of one kind.
 
         The kind is the best that *every* step has: held-out tau, else held-out loss, else the mean training loss of
-        the last 20 step records up to it.
+        the last 20 step records up to it. The last of `steps` may lack the first two: it may be judged just now.
         """
         for key, sign in (("tau", 1.0), ("loss", -1.0)):
             values = {step: _number(self._evaluations.get(step, {}).get(key)) for step in steps}
             known = {step: sign * value for step, value in values.items() if value is not None}
-            if known and len(known) == len(values):
+            if known and all(step in known for step in steps[:-1]):
                 return known
         means = {step: self._mean_loss(step) for step in steps}
         return {step: -mean for step, mean in means.items() if mean is not None}

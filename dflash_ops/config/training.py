@@ -51,6 +51,8 @@ class Training(Model):
     """Held out: the last of the prompts, never trained on."""
     evaluation_tokens: Count = 32
     """Tokens decoded for each of them."""
+    evaluate_every: Count | None = None
+    """Optimiser steps between two evaluations while training goes on; null: only at the start and the end."""
     checkpoint_every: Count = 100
     """Optimiser steps; one checkpoint is always written at the end."""
     log_every: Count = 1
@@ -66,6 +68,13 @@ class Training(Model):
         if path is not None and info.data.get("resume_from") is not None:
             raise ValueError("is given with resume_from: a run that goes on has its weights already")
         return path
+
+    @field_validator("evaluate_every")
+    @classmethod
+    def _something_is_held_out(cls, every: int | None, info: ValidationInfo) -> int | None:
+        if every is not None and info.data.get("evaluation_prompts") == 0:
+            raise ValueError("needs evaluation_prompts of at least 1: nothing is held out that could be judged")
+        return every
 
     @field_validator("evaluation_prompts")
     @classmethod

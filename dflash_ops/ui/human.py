@@ -206,8 +206,9 @@ class HumanView:
 
     def _progress(self, event: Event) -> None:
         if event["kind"] == "evaluation":
+            when = f"step {event['step']}" if event["when"] == "step" else str(event["when"])
             self._say(
-                f"eval     {escape(str(event['when']))}: held-out loss {_figure(event['loss'])}, first-slot acceptance "
+                f"eval     {escape(when)}: held-out loss {_figure(event['loss'])}, first-slot acceptance "
                 f"{_figure(event['first_slot_acceptance'])}, tau {_figure(event['tau'])}"
             )
 

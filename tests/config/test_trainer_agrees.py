@@ -15,7 +15,7 @@ SMALL = "version: 1\nworkload: {target: t, mask_token: m}\ntraining: {steps: 5}\
 COUNTS = [
     *("drafter_threads", "target_workers", "anchors", "batch_size", "accumulation", "draft_layers", "draft_ffn"),
     *("canary_steps", "rehearsal_steps", "canary_timeout_s", "steps", "prompt_count", "answer_tokens", "answer_batch"),
-    *("evaluation_tokens", "checkpoint_every", "log_every"),
+    *("evaluation_tokens", "evaluate_every", "checkpoint_every", "log_every"),
 ]
 GOOD = [
     *(f"{key}=1" for key in COUNTS if key != "prompt_count"),
@@ -101,6 +101,18 @@ def test_dpace_has_no_decay(tmp_path: Path) -> None:
     settings = load_playbook(str(path), sets=["loss_type=dpace"]).settings("r", None, "/cache")
     settings["training"]["decay_gamma"] = 4
     with pytest.raises(InputError, match="decay_gamma"):
+        settings_from_json(settings)
+
+
+def test_what_is_judged_while_training_is_held_out(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(SMALL)
+    with pytest.raises(ConfigError, match="evaluate_every"):
+        load_playbook(str(path), sets=["evaluation_prompts=0", "evaluate_every=5"])
+    settings = load_playbook(str(path), sets=["evaluate_every=5"]).settings("r", None, "/cache")
+    assert settings_from_json(settings).training.evaluate_every == 5
+    settings["training"]["evaluation_prompts"] = 0
+    with pytest.raises(InputError, match="evaluate_every"):
         settings_from_json(settings)
 
 

@@ -77,6 +77,11 @@ def run(
             if step % training.log_every == 0 or step == last:
                 metrics.write("step", step, **_step_record(drafters, queues))
             saved = None
+            every = training.evaluate_every
+            if every is not None and step < last and step % every == 0:
+                judged = evaluate(settings, target, shape, drafters[0].parameters)
+                if judged:
+                    metrics.write("evaluation", step, when="step", **judged.to_json())
             if step % training.checkpoint_every == 0:
                 saved = _save(out, step, shape, drafters[0], metrics)
         team.stopping = True

@@ -128,6 +128,7 @@ class Training:
     answer_batch: int = 16
     evaluation_prompts: int = 8
     evaluation_tokens: int = 32
+    evaluate_every: int | None = None
     checkpoint_every: int = 100
     log_every: int = 1
     resume_from: str | None = None
@@ -194,6 +195,7 @@ _TRAINING: dict[str, Check] = {
     "answer_batch": _integer(1),
     "evaluation_prompts": _integer(0),
     "evaluation_tokens": _integer(1),
+    "evaluate_every": _or_null(_integer(1)),
     "checkpoint_every": _integer(1),
     "log_every": _integer(1),
     "resume_from": _or_null(_text),
@@ -252,5 +254,7 @@ def load(path: Path) -> Settings:
     _devices(workload)
     if training.resume_from is not None and training.init_from is not None:
         raise InputError("resume_from is given too", "training.init_from", "give one of them")
+    if training.evaluate_every is not None and not training.evaluation_prompts:
+        raise InputError("nothing is held out", "training.evaluate_every", "give evaluation_prompts of at least 1")
     prepared = Path(raw["prepared"]) if raw.get("prepared") else None
     return Settings(workload, training, raw.get("run"), prepared, Path(raw["cache"]))

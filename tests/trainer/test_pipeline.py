@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 import torch
 
 from tests.trainer.tiny_target import build_tiny_target, write_prompts
+from trainer import train_dflash_pipeline as pipeline
 from trainer import workers as workers_module
-from trainer.checkpoint import load_checkpoint
+from trainer.checkpoint import load_checkpoint, load_resume
 from trainer.errors import Diverged, InputError, WorkerFailed
+from trainer.judge import judge_checkpoint
 from trainer.placement import place
 from trainer.prepare import prepare
 from trainer.replica import DrafterReplica
@@ -45,8 +48,6 @@ def out(tmp_path: Path) -> Path:
 def test_it_learns_its_target(tmp_path: Path, out: Path, make_settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two drafter threads overfit a tiny target: the loss falls far and speculative decoding gets faster."""
     replicas: list[DrafterReplica] = []
-    from trainer import train_dflash_pipeline as pipeline
-
     build = pipeline.build_replica
     monkeypatch.setattr(pipeline, "build_replica", lambda *given: replicas.append(build(*given)) or replicas[-1])
     target = build_tiny_target(tmp_path / "target", seed=11)
@@ -203,6 +204,48 @@ def test_a_loss_that_is_not_finite_ends_the_run(
     with pytest.raises(WorkerFailed, match="step 2: loss nan") as failed:
         run(settings_from_json(make_settings(prepared=str(prepared_folder))), out, evaluate=False)
     assert isinstance(failed.value.__cause__, Diverged)
+
+
+@pytest.mark.parametrize("overrides", [{}, {"drafter_threads": 1, "dtype": "bfloat16", "strategy": "eager"}])
+def test_judged_while_it_trains(
+    tmp_path: Path, make_settings: Any, prepared_folder: Path, overrides: dict[str, Any]
+) -> None:
+    """What `evaluate` says of the checkpoint of that step, and the training is bit for bit the same without it."""
+    found = {}
+    for name, every in (("without", None), ("with", 1)):
+        given = make_settings(prepared=str(prepared_folder), evaluate_every=every, steps=5, **overrides)
+        (tmp_path / name).mkdir()
+        settings = settings_from_json(given)
+        found[name] = run(settings, tmp_path / name)
+        judged = [each for each in metrics(tmp_path / name) if each["kind"] == "evaluation"]
+        between = [("step", step) for step in range(1, 5)] if every else []
+        assert [(each["when"], each["step"]) for each in judged] == [("start", 0), *between, ("end", 5)]
+    ends = [each.checkpoint for each in found.values()]
+    for load in (lambda path: load_checkpoint(path)[1], lambda path: load_resume(path).tensors):
+        one, two = map(load, ends)
+        assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    (tmp_path / "judged").mkdir()
+    judge_checkpoint(settings, ends[1].parent / "step-000002", tmp_path / "judged")
+    alone = json.loads((tmp_path / "judged" / "evaluation.json").read_text())
+    for key in ("loss", "tau", "accepted_by_position", "lossless"):
+        assert judged[2][key] == alone[key]
+
+
+def test_a_failed_evaluation_ends_the_run(
+    out: Path, make_settings: Any, prepared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = pipeline.judge
+
+    def broken(parts: Any, weights: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            raise OSError("no figures today")
+        return judge(parts, weights)
+
+    monkeypatch.setattr(pipeline, "judge", broken)
+    # the drafters wait for the evaluation before, and are let go
+    settings = make_settings(prepared=str(prepared_folder), evaluate_every=1, steps=200, checkpoint_every=1000)
+    with pytest.raises(WorkerFailed, match="evaluation failed: OSError: no figures today"):
+        run(settings_from_json(settings), out)
 
 
 def test_run_without_prepared_data_is_refused(out: Path, make_settings: Any) -> None:

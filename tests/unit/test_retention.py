@@ -86,6 +86,14 @@ def test_all_stay_where_the_playbook_says_so(run: RunFolder) -> None:
     assert tend(run, keep_last=None) == [1, 2, 3, 4, 5]
 
 
+def test_the_newest_may_still_be_judged(run: RunFolder) -> None:
+    save(run, 1, 2, 3, 4)
+    # by the training loss it would be 3
+    record(run, *losses(s1=4.0, s2=3.0, s3=1.0, s4=2.0))
+    record(run, *({"kind": "evaluation", "step": step, "tau": tau} for step, tau in ((1, 2.0), (2, 2.5), (3, 1.5))))
+    assert tend(run, keep_last=1, keep_best=1) == [2, 4]
+
+
 def test_without_a_word_of_the_metrics_nothing_is_best(run: RunFolder) -> None:
     save(run, 1, 2, 3)
     assert tend(run, keep_last=1, keep_best=1) == [3]

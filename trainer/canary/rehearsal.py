@@ -35,6 +35,9 @@ def rehearse(settings: Settings, out: Path, evidence: Evidence) -> None:
     tokens = min(_EVALUATION_TOKENS, settings.training.evaluation_tokens)
     # one step more than it takes: what ends it is the signal
     training = replace(_room_for(settings.training, steps + 1), evaluation_tokens=tokens)
+    if training.evaluate_every is not None:
+        # beside training, as in the run
+        training = replace(training, evaluate_every=1)
     out.mkdir()
     term = Term()
     stop = TermAfter(term, steps)
