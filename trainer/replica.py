@@ -9,7 +9,7 @@ import torch
 from trainer.dflash_model import DFlashDrafter
 from trainer.optimizer import MasterAdamW
 from trainer.parts import Parts
-from trainer.step import DrafterStep
+from trainer.step import DrafterStep, TrainingStep
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class DrafterReplica:
     """What `workers.DrafterWorker` trains."""
 
     drafter: DFlashDrafter
-    step: DrafterStep
+    step: TrainingStep
     optimizer: MasterAdamW
 
 

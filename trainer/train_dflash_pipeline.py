@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +26,7 @@ from trainer.errors import InputError
 from trainer.evaluation_worker import EvaluationWorker
 from trainer.files import write_json
 from trainer.judge import Judgement, judge
+from trainer.meter import MeteredStep, PipelineMeter
 from trainer.metrics import MetricsFile
 from trainer.nccl_exchange import exchange_between
 from trainer.optimizer import learning_rate_at
@@ -122,6 +123,7 @@ class _Training:
         self._metrics = metrics
         self._stop = stop
         self._abort = Abort()
+        self._meter = PipelineMeter(parts.placement.drafters, parts.placement.targets)
         self._exchange = exchange_between(parts.placement.drafters, self._abort)
         self._first = parts.start.step
         self.last_step = parts.settings.training.steps
@@ -150,6 +152,7 @@ class _Training:
             self._exchange.open()
             keep_from_collector()
             building.close()
+            self._meter.start()
             log.info("warmed up in %.1f s", time.monotonic() - started)
 
         at_work = AtWork(self._out / "at_work.ndjson")
@@ -196,6 +199,7 @@ class _Training:
                 drafter_devices=drafters,
                 maker=parts.maker,
                 gate=gate,
+                meter=self._meter.targets[index],
                 cpu_threads=parts.cpu_threads,
                 abort=self._abort,
             )
@@ -213,6 +217,7 @@ class _Training:
                 gate=gate,
                 cpu_threads=parts.cpu_threads,
                 abort=self._abort,
+                meter=self._meter.drafters[index],
             )
             for index, device in enumerate(drafters)
         ]
@@ -221,7 +226,8 @@ class _Training:
         return workers
 
     def _build(self, worker: int) -> DrafterReplica:
-        self._replicas[worker] = build_replica(self._parts, worker)
+        built = build_replica(self._parts, worker)
+        self._replicas[worker] = replace(built, step=MeteredStep(built.step, self._meter.drafters[worker]))
         return self._replicas[worker]
 
     def _join(self, workers: list[Worker]) -> None:
@@ -237,6 +243,7 @@ class _Training:
                         return
 
     def _write_step(self, report: StepReport) -> None:
+        pipeline = self._meter.record()
         self._metrics.write(
             "step",
             report.step,
@@ -250,8 +257,17 @@ class _Training:
                 for each in report.workers
             ],
             queue_depth=sum(len(each) for each in self._queues),
+            pipeline=pipeline,
         )
-        log.info("step %d loss %.4f first slot %.3f", report.step, report.loss, report.first_slot_accuracy)
+        log.info(
+            "step %d loss %.4f first slot %.3f, %.2f samples/s, drafters wait %.0f%%, targets %.0f%%",
+            report.step,
+            report.loss,
+            report.first_slot_accuracy,
+            pipeline["samples_per_s"],
+            100 * pipeline["drafter_wait"],
+            100 * pipeline["target_wait"],
+        )
 
     def _after_step(self, worker: int, done: int, last: bool) -> None:
         if worker != 0:

@@ -22,6 +22,7 @@ from trainer.compile import Gate, own_device
 from trainer.data import Rows, TrainingData
 from trainer.exchange import Exchange
 from trainer.loss import block_labels
+from trainer.meter import Meter
 from trainer.queues import Assignment, Assignments, OrderedQueue
 from trainer.sampler import RowOrder, derive_seed
 from trainer.step import Batch, StepStats, TrainingStep
@@ -107,10 +108,12 @@ class TargetWorker(Worker):
         drafter_devices: tuple[torch.device, ...],
         maker: BatchMaker,
         gate: Gate,
+        meter: Meter,
         cpu_threads: int,
         abort: Abort,
     ) -> None:
         super().__init__(f"target-{index}", target.device, cpu_threads, abort)
+        self._meter = meter
         self._target = target
         self._assignments = assignments
         self._queues = queues
@@ -124,9 +127,13 @@ class TargetWorker(Worker):
         self._gate.pass_through()
         while (assignment := self._assignments.take()) is not None:
             device = self._drafter_devices[assignment.worker]
-            batch = self._maker.make(assignment, self._target, device)
+            with self._meter.span("busy"):
+                batch = self._maker.make(assignment, self._target, device)
             batch = replace(batch, ready=self._hand_over(device))
-            if not self._queues[assignment.worker].put(assignment.index, batch):
+            self._meter.count(batch.input_ids.numel())
+            with self._meter.span("wait"):
+                taken = self._queues[assignment.worker].put(assignment.index, batch)
+            if not taken:
                 return
 
     def _hand_over(self, device: torch.device) -> torch.cuda.Event | None:
@@ -188,8 +195,10 @@ class DrafterWorker(Worker):
         gate: Gate,
         cpu_threads: int,
         abort: Abort,
+        meter: Meter | None = None,
     ) -> None:
         super().__init__(f"drafter-{index}", device, cpu_threads, abort)
+        self._meter = meter or Meter(device)
         self._index = index
         self._build = build
         self._queue = queue
@@ -212,15 +221,16 @@ class DrafterWorker(Worker):
             self._queue.close()
 
     def _take(self) -> Batch:
-        batch = self._queue.get()
-        if batch.ready is not None and self.device.type == "cuda":
-            stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(batch.ready)
-            for tensor in batch.tensors():
-                # the allocator must not give the memory to the producer again while this stream reads it
-                tensor.record_stream(stream)
-        elif batch.ready is not None:
-            batch.ready.synchronize()
+        with self._meter.span("wait"):
+            batch = self._queue.get()
+            if batch.ready is not None and self.device.type == "cuda":
+                stream = torch.cuda.current_stream(self.device)
+                stream.wait_event(batch.ready)
+                for tensor in batch.tensors():
+                    # the allocator must not give the memory to the producer again while this stream reads it
+                    tensor.record_stream(stream)
+            elif batch.ready is not None:
+                batch.ready.synchronize()
         return batch
 
     def _train(self, step: int, replica: Replica) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dflash_ops.deploy.endings import doubtful, reason_of, why
 from dflash_ops.deploy.lines import gist
+from dflash_ops.deploy.pipeline import bottleneck
 from dflash_ops.deploy.times import utc
 from dflash_ops.deploy.tuning import COLUMNS, rows
 from dflash_ops.files import write_bytes
@@ -194,6 +195,9 @@ def _steps(metrics: Path) -> Iterator[str]:
         figures = (_figure(step.get(key), form) for key, form in STEP_COLUMNS)
         yield f"| {step.get('step')} | {' | '.join(figures)} |"
     yield ""
+    if told := bottleneck(steps):
+        yield f"Over all steps: {told}."
+        yield ""
 
 
 def _records(metrics: Path) -> Iterator[dict[str, Any]]:

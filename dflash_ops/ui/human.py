@@ -15,6 +15,7 @@ from dflash_ops.deploy.endings import why
 from dflash_ops.deploy.events import Event
 from dflash_ops.deploy.holder_lines import lease_line, lock_line, occupied_line
 from dflash_ops.deploy.lines import gist
+from dflash_ops.deploy.pipeline import bottleneck
 from dflash_ops.deploy.times import utc
 from dflash_ops.deploy.tuning import COLUMNS, rows
 from dflash_ops.ui.plain import plain_value
@@ -276,6 +277,8 @@ class HumanView:
             f"{host}{escape(str(event['run']))}  [{colour}]{escape(str(state))}[/]  "
             f"{escape(', '.join(event['devices']))}  from {utc(event['started'])}{escape(step)}{age}"
         )
+        if event["state"] == "RUNNING" and (told := bottleneck([last])):
+            self._say(f"  {told}")
         self._say_why(event.get("exit"))
         if event["state"] == "STOPPED" and (event.get("exit") or {}).get("forced"):
             self._say("  killed: it did not end within its grace; nothing after its last checkpoint is kept")

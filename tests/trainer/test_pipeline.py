@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from trainer.errors import Diverged, InputError, WorkerFailed
 from trainer.judge import judge_checkpoint
 from trainer.placement import place
 from trainer.prepare import prepare
+from trainer.queues import OrderedQueue
 from trainer.replica import DrafterReplica
 from trainer.settings import settings_from_json
+from trainer.step import DrafterStep
 from trainer.train_dflash_pipeline import run
+from trainer.workers import BatchMaker
 
 pytestmark = pytest.mark.torch
 
@@ -246,6 +250,33 @@ def test_a_failed_evaluation_ends_the_run(
     settings = make_settings(prepared=str(prepared_folder), evaluate_every=1, steps=200, checkpoint_every=1000)
     with pytest.raises(WorkerFailed, match="evaluation failed: OSError: no figures today"):
         run(settings_from_json(settings), out)
+
+
+def test_step_records_tell_who_waits(
+    out: Path, make_settings: Any, prepared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slower(owner: type, name: str) -> None:
+        whole = getattr(owner, name)
+
+        def slow(*given: Any, **named: Any) -> Any:
+            time.sleep(0.01)
+            return whole(*given, **named)
+
+        monkeypatch.setattr(owner, name, slow)
+
+    for owner, name in ((OrderedQueue, "get"), (OrderedQueue, "put"), (DrafterStep, "update"), (BatchMaker, "make")):
+        slower(owner, name)
+    run(settings_from_json(make_settings(prepared=str(prepared_folder))), out, evaluate=False)
+    found = [each["pipeline"] for each in steps(out)]
+    for record in found:
+        assert record["samples_per_s"] * record["seconds"] == pytest.approx(2, rel=0.05)
+    # 8 batches of 32 tokens; what is made ahead of its step is told before it
+    tokens = sum(each["target_tokens_per_s"] * each["seconds"] for each in found)
+    assert tokens == pytest.approx(8 * 32, rel=0.05)
+    for key in ("drafter_wait", "target_wait", "drafter_busy", "target_busy"):
+        # at least 4 sleeps of a worker of that side, of which the last may be told of too late
+        assert sum(each[key] * each["seconds"] for each in found) > 0.02, key
+        assert all(0 <= each[key] <= 1 for each in found)
 
 
 def test_run_without_prepared_data_is_refused(out: Path, make_settings: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dflash_ops.deploy.pipeline import bottleneck
 from dflash_ops.deploy.report import write_report
 
 STEP = {"kind": "step", "step": 3, "loss": 1.5, "first_slot_accuracy": 0.25, "learning_rate": 1e-3, "grad_norm": 2.0}
@@ -42,6 +43,30 @@ def test_a_stopped_run_shows_what_was_measured_before(folder: Path) -> None:
     before = {"loss": 9.0, "first_slot_acceptance": 0.1, "tau": 1.0}
     (folder / "result.json").write_text(json.dumps({"steps": 3, "before": before, "after": None}))
     assert "| held-out loss (nats) | 9.000 |  |" in report(folder)
+
+
+def test_says_which_side_is_the_bottleneck(folder: Path) -> None:
+    measured = {"samples_per_s": 2.0, "target_tokens_per_s": 6000, "drafter_wait": 0.8, "target_wait": 0.0}
+    short = {**STEP, "pipeline": {**measured, "seconds": 1}}
+    long = {**STEP, "pipeline": {**measured, "seconds": 3, "drafter_wait": 0.4}}
+    broken = [{**STEP, "pipeline": each} for each in (None, [], {}, {**measured, "seconds": "1"})]
+    (folder / "metrics.ndjson").write_text("".join(json.dumps(each) + "\n" for each in (short, long, *broken)))
+    assert "drafters wait 50% of the time: the target is the bottleneck (6,000 tokens/s)" in report(folder)
+
+
+@pytest.mark.parametrize(
+    ("drafters", "targets", "words"),
+    [
+        (0.6, 0.2, "the target is the bottleneck"),
+        (0.0, 0.5, "the drafters are the bottleneck"),
+        (0.09, 0.0, "neither holds the other up"),
+    ],
+)
+def test_the_bottleneck_in_words(drafters: float, targets: float, words: str) -> None:
+    figures = {"seconds": 2, "samples_per_s": 1, "target_tokens_per_s": 1}
+    told = bottleneck([{"pipeline": {**figures, "drafter_wait": drafters, "target_wait": targets}}])
+    assert told is not None and words in told
+    assert bottleneck([{"loss": 1.0}]) is None
 
 
 @pytest.mark.parametrize(
