@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from trainer.errors import InputError, WorkerFailed
+from trainer.errors import EndpointFailed, InputError, WorkerFailed
 from trainer.stacks import STACKS, print_stacks_on_signal
 from trainer.stopping import Term
 
@@ -58,6 +58,9 @@ def main() -> int:
     except InputError as refused:
         print(f"refused: {refused}", file=sys.stderr, flush=True)
         return _REFUSED
+    except EndpointFailed as failed:
+        print(failed, file=sys.stderr, flush=True)
+        return _FAILED
     except WorkerFailed as failed:
         # the worker's own traceback is in the log already
         print(failed, file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from trainer.data import named_rows
 from trainer.errors import InputError, TrainerError
 
 MALFORMED, TOO_LONG, MASK_TOKEN = "malformed", "too_long", "mask_token"
-TEMPLATE, HISTORY, EMPTY_ANSWER = "template", "history", "empty_answer"
+TEMPLATE, HISTORY, EMPTY_ANSWER, NOT_EXACT = "template", "history", "empty_answer", "not_exact"
 _MEANING = {
     MALFORMED: "no JSON, no prompt in it, or messages that are none",
     TOO_LONG: "no two tokens of an answer fit the largest of workload.buckets beside the prompt",
@@ -16,6 +16,7 @@ _MEANING = {
     TEMPLATE: "the target's chat template refuses it",
     HISTORY: "the chat template renders earlier turns otherwise than they were written",
     EMPTY_ANSWER: "nothing is answered",
+    NOT_EXACT: "the endpoint gives no token ids, and its text does not become the same text again",
 }
 
 log = logging.getLogger(__name__)

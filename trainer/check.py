@@ -54,6 +54,7 @@ def _data(settings: Settings, facts: TargetFacts | None) -> dict[str, str] | Non
     )
     why = (
         f"{training.prompt_count} prompts of {training.prompts}, answered by {settings.workload.target} "
+        f"{f'at {training.endpoint} ' if training.endpoint else ''}"
         f"with up to {training.answer_tokens} tokens each"
     )
     return {"key": prepare_key(settings), "why": why}

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from trainer.bad_rows import EMPTY_ANSWER, HISTORY, MASK_TOKEN, TOO_LONG, BadRow, BadRows
+from trainer.bad_rows import EMPTY_ANSWER, HISTORY, MASK_TOKEN, NOT_EXACT, TOO_LONG, BadRow, BadRows
 from trainer.chat import Conversation, Message, asked, prompt_ids, supervised
-from trainer.engine import Prompts
+from trainer.engine import UNTOLD, Prompts
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +102,8 @@ def _next_prompt(number: int, row: Row, rules: Rules) -> list[int]:
 
 def _take(row: Row, prompt: list[int], answer: list[int], rules: Rules) -> None:
     said = answer[:-1] if answer and answer[-1] in rules.ends else answer
+    if UNTOLD in answer:
+        raise BadRow(NOT_EXACT)
     if rules.mask_token in answer:
         raise BadRow(MASK_TOKEN)
     if not said:

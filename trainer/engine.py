@@ -14,6 +14,9 @@ Prompts = Mapping[int, Sequence[int]]
 Answers = dict[int, list[int]]
 """Token ids of answers, by row; the end token is the last one where the target ended the answer itself."""
 
+UNTOLD = -1
+"""Stands for an answer whose tokens the engine cannot tell."""
+
 
 class Engine(Protocol):
     """Greedy answers of the target. What an answer is must not depend on what was answered before."""

@@ -56,6 +56,10 @@ def told_whole(error: BaseException) -> str:
     return f"{failure.strip()}\n{headline(cause or error)}"
 
 
+class EndpointFailed(TrainerError):  # noqa: N818
+    """The endpoint did not answer, however often it was asked; what it had answered is kept."""
+
+
 class Diverged(TrainerError):  # noqa: N818
     """The loss or a gradient is no longer finite."""
 

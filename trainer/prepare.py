@@ -22,6 +22,7 @@ from trainer.bad_rows import MALFORMED, BadRows
 from trainer.chat import Conversation, conversation_of
 from trainer.conversations import Row, Rules, answered, as_they_are
 from trainer.data import HeldOut, holds_messages, open_folder
+from trainer.endpoint import Endpoint, EndpointEngine
 from trainer.engine import Engine, Prompts, TransformersEngine
 from trainer.errors import InputError
 from trainer.files import file_lock, fingerprint_file, fsync_dir, fsync_file, sha256_file, write_json
@@ -78,13 +79,18 @@ def prepare_key(settings: Settings) -> str:
         }
     else:
         parts |= {
-            "target_dtype": work.target_dtype,
             "prompts": sha256_file(prompts_path(settings)),
             "prompt_field": training.prompt_field,
             "prompt_count": training.prompt_count,
             "answer_tokens": training.answer_tokens,
-            "answer_batch": training.answer_batch,
+            "engine": training.engine,
         }
+        # where the endpoint is, and how often it is asked, makes no other data
+        parts |= (
+            {"target_dtype": work.target_dtype, "answer_batch": training.answer_batch}
+            if training.engine == "transformers"
+            else {"endpoint_model": training.endpoint_model}
+        )
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -133,7 +139,7 @@ def _make(settings: Settings, key: str, out: Path, journal: Journal) -> None:
         return Rules(tokenizer, ends, work.buckets[-1], mask_token, held_out)
 
     if settings.training.data is None:
-        engine, ends = _engine(settings, path)
+        engine, ends = _engine(settings, path, tokenizer)
         rows, shortened = answered(
             usable, lambda prompts, turn: answer_all(engine, prompts, journal, turn), rules(ends), bad
         )
@@ -204,9 +210,13 @@ def _held_out(numbers: Mapping[int, object], count: int) -> frozenset[int]:
     return frozenset(sorted(numbers)[len(numbers) - count :])
 
 
-def _engine(settings: Settings, path: Path) -> tuple[Engine, frozenset[int]]:
+def _engine(settings: Settings, path: Path, tokenizer: Any) -> tuple[Engine, frozenset[int]]:
     """Who answers, and the tokens that end an answer."""
     work, training = settings.workload, settings.training
+    if training.endpoint is not None:
+        ends = declared_ends(path, settings.cache, tokenizer)
+        endpoint = Endpoint(training.endpoint, training.endpoint_model, training.endpoint_concurrency)
+        return EndpointEngine(endpoint, tokenizer, ends, training.answer_tokens), ends
     device = place(work, torch.cuda.device_count()).targets[0]
     target = Target.load(path, device, DTYPES[work.target_dtype], (0,), settings.cache)
     return TransformersEngine(target, training.answer_tokens, training.answer_batch), target.eos_ids

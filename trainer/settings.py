@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +61,13 @@ def _boolean(value: object, where: str) -> object:
 def _text(value: object, where: str) -> object:
     if not isinstance(value, str) or not value:
         raise _refuse(value, where, "a text that is not empty")
+    return value
+
+
+def _url(value: object, where: str) -> object:
+    # no name and password in it: it is shown
+    if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", value):
+        raise _refuse(value, where, "a URL like http://127.0.0.1:8000/v1")
     return value
 
 
@@ -197,6 +205,10 @@ class Training:
     prompt_field: str = _key(_text, "prompt")
     prompt_count: int = _key(_integer(1), 64)
     bad_prompts: int = _key(_integer(0), 0)
+    engine: str = _key(_choice("transformers", "openai"), "transformers")
+    endpoint: str | None = _key(_optional(_url), None)
+    endpoint_model: str | None = _key(_optional(_text), None)
+    endpoint_concurrency: int = _key(_integer(1), 16)
     answer_tokens: int = _key(_integer(1), 64)
     answer_batch: int = _key(_integer(1), 16)
     evaluation_prompts: int = _key(_integer(0), 8)
@@ -268,6 +280,12 @@ def _together(settings: Settings) -> Settings:
             "nothing is held out that could be judged",
             "training.evaluate_every",
             "give evaluation_prompts of at least 1, or evaluate_every null",
+        )
+    if (training.engine == "openai") != (training.endpoint is not None):
+        raise InputError(
+            f"engine {training.engine} and {'an endpoint' if training.endpoint else 'no endpoint'}",
+            "training.endpoint",
+            "give engine: openai together with the endpoint's URL, or neither",
         )
     if training.data is None and training.evaluation_prompts >= training.prompt_count:
         raise InputError(

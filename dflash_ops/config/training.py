@@ -6,12 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from dflash_ops.config.base import TEXT, Model
+from dflash_ops.config.base import TEXT, Matches, Model
 
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 PathText = Annotated[str, TEXT]
+# no name and password in it: it is shown
+Url = Annotated[str, Matches(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", "a URL like http://127.0.0.1:8000/v1")]
 
 
 class Training(Model):
@@ -43,6 +45,14 @@ class Training(Model):
     """Prompts that the target answers."""
     bad_prompts: Annotated[int, Field(ge=0)] = 0
     """Lines or rows that may be left out because they cannot be used; they are named. More are refused."""
+    engine: Literal["transformers", "openai"] = "transformers"
+    """Who answers: the target in the trainer's own process, or an OpenAI-compatible endpoint (vLLM, SGLang)."""
+    endpoint: Annotated[Url | None, Field(validate_default=True)] = None
+    """With engine openai: its URL up to and with /v1, as the host reaches it. Its key: OPENAI_API_KEY, a secret."""
+    endpoint_model: PathText | None = None
+    """The target's name there; null: the only one that is served."""
+    endpoint_concurrency: Count = 16
+    """Requests at a time."""
     answer_tokens: Count = 64
     """Longest answer, in tokens."""
     answer_batch: Count = 16
@@ -61,6 +71,13 @@ class Training(Model):
     """A complete checkpoint on the host."""
     init_from: PathText | None = None
     """A checkpoint whose weights the run begins with, at step 0: on the host, or asset:NAME. Not with resume_from."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _engine_and_endpoint(cls, url: str | None, info: ValidationInfo) -> str | None:
+        if (info.data.get("engine") == "openai") != (url is not None):
+            raise ValueError("goes with engine: openai, and that goes with the endpoint's URL")
+        return url
 
     @field_validator("init_from")
     @classmethod

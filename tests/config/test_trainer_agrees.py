@@ -16,6 +16,7 @@ COUNTS = [
     *("drafter_threads", "target_workers", "anchors", "batch_size", "accumulation", "draft_layers", "draft_ffn"),
     *("canary_steps", "rehearsal_steps", "canary_timeout_s", "steps", "prompt_count", "answer_tokens", "answer_batch"),
     *("evaluation_tokens", "evaluate_every", "checkpoint_every", "log_every"),
+    "endpoint_concurrency",
 ]
 GOOD = [
     *(f"{key}=1" for key in COUNTS if key != "prompt_count"),
@@ -44,6 +45,10 @@ BAD = [
     *(
         "evaluation_prompts=-1",
         "bad_prompts=-1",
+        "engine=vllm",
+        "endpoint=http://127.0.0.1:8000/v1",
+        "endpoint=ftp://a/v1",
+        "endpoint=http://me:secret@a/v1",
         "evaluation_prompts=64",
         "prompt_count=8",
         "block_size=1",
@@ -139,6 +144,22 @@ def test_what_passes_here_the_trainer_takes(given: str, tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(SMALL)
     settings_from_json(load_playbook(str(path), sets=[given]).settings("r", None, "/cache"))
+
+
+def test_an_endpoint_is_an_engine_s(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(SMALL)
+    endpoint = "endpoint=http://127.0.0.1:8000/v1"
+    taken = settings_from_json(
+        load_playbook(str(path), sets=["engine=openai", endpoint, "endpoint_model=a/b"]).settings("r", None, "/c")
+    )
+    assert (taken.training.endpoint, taken.training.endpoint_concurrency) == ("http://127.0.0.1:8000/v1", 16)
+    with pytest.raises(ConfigError, match="endpoint"):
+        load_playbook(str(path), sets=["engine=openai"])
+    settings = load_playbook(str(path), sets=[]).settings("r", None, "/c")
+    settings["training"]["engine"] = "openai"
+    with pytest.raises(InputError, match="endpoint"):
+        settings_from_json(settings)
 
 
 @pytest.mark.parametrize("given", BAD)

@@ -124,6 +124,10 @@ class Training:
     prompt_field: str = "prompt"
     prompt_count: int = 64
     bad_prompts: int = 0
+    engine: str = "transformers"
+    endpoint: str | None = None
+    endpoint_model: str | None = None
+    endpoint_concurrency: int = 16
     answer_tokens: int = 64
     answer_batch: int = 16
     evaluation_prompts: int = 8
@@ -191,6 +195,10 @@ _TRAINING: dict[str, Check] = {
     "prompt_field": _text,
     "prompt_count": _integer(1),
     "bad_prompts": _integer(0),
+    "engine": _one_of("transformers", "openai"),
+    "endpoint": _or_null(_text),
+    "endpoint_model": _or_null(_text),
+    "endpoint_concurrency": _integer(1),
     "answer_tokens": _integer(1),
     "answer_batch": _integer(1),
     "evaluation_prompts": _integer(0),
