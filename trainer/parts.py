@@ -69,6 +69,13 @@ class Parts:
         workers = len(self.placement.drafters) + len(self.placement.targets)
         return max(1, available_cpus() // workers)
 
+    def recorded_shapes(self, device: torch.device) -> list[tuple[int, int]]:
+        """The batch shapes [rows, tokens] whose target forward on `device` is to be in CUDA graphs."""
+        work = self.settings.workload
+        if device.type != "cuda" or work.target_forward == "eager":
+            return []
+        return [(work.batch_size, tokens) for tokens in work.buckets]
+
 
 def available_cpus() -> int:
     """CPUs that this process may use."""

@@ -151,6 +151,7 @@ class Workload:
     target_devices: str | tuple[str, ...] = _key(_devices, "auto")
     dtype: str = _key(_choice("float32", "bfloat16"), "bfloat16")
     target_dtype: str = _key(_choice("float32", "bfloat16"), "bfloat16")
+    target_forward: str = _key(_choice("graph", "eager"), "graph")
     strategy: str = _key(
         _choice("eager", "default", "reduce-overhead", "reduce-overhead-trees", "whole-step", AUTO), "reduce-overhead"
     )

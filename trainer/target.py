@@ -6,10 +6,11 @@ decoder layer i, except for the very last layer, where it is the final norm's ou
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ class Target:
         self._final_norm_id = len(layers) - 1
         for index in set(self.layer_ids) - {self._final_norm_id}:
             layers[index].register_forward_hook(self._hook(index))
+        for index, layer in enumerate(layers):
+            layer.register_forward_pre_hook(self._mask_hook(index), with_kwargs=True)
         self._prefix = _first_layers(body, max(self.layer_ids) + 1)
         # transformers renamed the argument in version 5
         names = inspect.signature(model.forward).parameters
@@ -91,6 +94,30 @@ class Target:
                 wanted[index] = output[0] if isinstance(output, tuple) else output
 
         return keep
+
+    def _mask_hook(self, index: int) -> Callable[[nn.Module, Any, dict[str, Any]], Any]:
+        captured = self._captured
+
+        def hand(_module: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
+            masks: dict[int, Any] | None = getattr(captured, "masks", None)
+            if masks is None or "attention_mask" not in named:
+                return None
+            return inputs, {**named, "attention_mask": masks.setdefault(index, named["attention_mask"])}
+
+        return hand
+
+    @contextlib.contextmanager
+    def kept_masks(self, kept: dict[int, Any]) -> Iterator[None]:
+        """In this thread, layers get the attention masks that are in `kept`; the first forward fills it.
+
+        For forwards of one batch shape. transformers looks at its masks on the host to see whether a faster kernel will
+        do, and during a capture it cannot look (5.17 `masking_utils`: `is_tracing`).
+        """
+        self._captured.masks = kept
+        try:
+            yield
+        finally:
+            self._captured.masks = None
 
     def _run(self, call: Callable[[], Any]) -> tuple[dict[int, Tensor], Any]:
         states: dict[int, Tensor] = {}

@@ -198,6 +198,7 @@ class _Training:
                 queues=self._queues,
                 drafter_devices=drafters,
                 maker=parts.maker,
+                recorded=parts.recorded_shapes(device),
                 gate=gate,
                 meter=self._meter.targets[index],
                 cpu_threads=parts.cpu_threads,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from trainer.abort import Abort
 from trainer.anchors import AnchorRule, Anchors, sample_anchors
@@ -24,6 +25,7 @@ from trainer.exchange import Exchange
 from trainer.loss import block_labels
 from trainer.meter import Meter
 from trainer.queues import Assignment, Assignments, OrderedQueue
+from trainer.recorded_target import RecordedTarget
 from trainer.sampler import RowOrder, derive_seed
 from trainer.step import Batch, StepStats, TrainingStep
 from trainer.target import Target
@@ -53,6 +55,24 @@ class Worker(threading.Thread, abc.ABC):
         """What the worker does."""
 
 
+class FeatureSource(Protocol):
+    """Where hidden states come from: a `Target`, or a `RecordedTarget`."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are made."""
+        ...
+
+    def features(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        """See `Target.features`; the tensors may still be on their way to `device`."""
+        ...
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A CPU tensor on `device`, in the order of the thread's stream there; this thread does not wait for a GPU."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
 @dataclass(frozen=True)
 class BatchMaker:
     """Turns row numbers into a batch. Pure: the same assignment gives the same bits.
@@ -69,34 +89,39 @@ class BatchMaker:
     seed: int
     dtype: torch.dtype
 
-    def make(self, assignment: Assignment, target: Target, device: torch.device) -> Batch:
+    def make(self, assignment: Assignment, target: FeatureSource, device: torch.device) -> Batch:
         """The batch of one micro-batch, on `device`."""
         step, micro, worker = assignment.step, assignment.micro, assignment.worker
         rows = self.data.collate(self.order.rows_for(step, micro, worker))
         return self.from_rows(rows, derive_seed(self.seed, "anchors", step, micro, worker), target, device)
 
-    def from_rows(self, rows: Rows, seed: int, target: Target, device: torch.device) -> Batch:
+    def from_rows(self, rows: Rows, seed: int, target: FeatureSource, device: torch.device) -> Batch:
         """The same for given rows; anchors come from a CPU generator seeded with `seed`."""
+        # first: the target works on them while this thread makes the rest
+        features = target.features(send(rows.input_ids, target.device), send(rows.lengths, target.device))
         generator = torch.Generator().manual_seed(seed)
         anchors = sample_anchors(rows.loss_mask, rows.lengths, self.anchors, generator, self.rule)
         labels, weights = block_labels(
             rows.input_ids, rows.loss_mask, rows.lengths, anchors, self.block_size, self.gamma
         )
-        features = target.features(rows.input_ids.to(target.device), rows.lengths)
         return Batch(
             row_ids=rows.row_ids,
-            input_ids=rows.input_ids.to(device),
-            lengths=rows.lengths.to(device),
+            input_ids=send(rows.input_ids, device),
+            lengths=send(rows.lengths, device),
             features=features.to(device, self.dtype, non_blocking=True),
-            anchors=Anchors(anchors.positions.to(device), anchors.keep.to(device)),
-            labels=labels.to(device),
-            weights=weights.to(device),
+            anchors=Anchors(send(anchors.positions, device), send(anchors.keep, device)),
+            labels=send(labels, device),
+            weights=send(weights, device),
             weight_sum=float(weights.double().sum()),
         )
 
 
 class TargetWorker(Worker):
-    """Makes batches until all are assigned, or every drafter has stopped."""
+    """Makes batches until all are assigned, or every drafter has stopped.
+
+    `recorded`: the batch shapes [rows, tokens] for which the target's forward is captured in CUDA graphs, inside the
+    gate; none of them: it stays eager.
+    """
 
     def __init__(
         self,
@@ -107,6 +132,7 @@ class TargetWorker(Worker):
         queues: list[OrderedQueue[Batch]],
         drafter_devices: tuple[torch.device, ...],
         maker: BatchMaker,
+        recorded: Sequence[tuple[int, int]],
         gate: Gate,
         meter: Meter,
         cpu_threads: int,
@@ -119,16 +145,21 @@ class TargetWorker(Worker):
         self._queues = queues
         self._drafter_devices = drafter_devices
         self._maker = maker
+        self._recorded = recorded
         self._gate = gate
 
     def work(self) -> None:
         """See the class."""
+        source: FeatureSource = self._target
+        if self._recorded:
+            with self._gate.exclusive(self.name):
+                source = RecordedTarget(self._target, self._recorded)
         # no work on any device of this process while a drafter compiles or captures
         self._gate.pass_through()
         while (assignment := self._assignments.take()) is not None:
             device = self._drafter_devices[assignment.worker]
             with self._meter.span("busy"):
-                batch = self._maker.make(assignment, self._target, device)
+                batch = self._maker.make(assignment, source, device)
             batch = replace(batch, ready=self._hand_over(device))
             self._meter.count(batch.input_ids.numel())
             with self._meter.span("wait"):

@@ -536,6 +536,12 @@ _RUN = (
         workload=_BF16,
     ),
     Fault(
+        "target-reads-the-first-batch",
+        what="the target's recorded forward never gets the next batch's tokens",
+        lost="the drafter: every batch has the hidden states of one text",
+        cuda=Check("rehearsal", "differ from eager code's"),
+    ),
+    Fault(
         "sigterm-not-heard",
         what="SIGTERM is not looked at between steps",
         lost="the work since the last checkpoint, when the host goes down",

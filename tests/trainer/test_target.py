@@ -12,8 +12,11 @@ import transformers
 from transformers import PreTrainedTokenizerFast
 
 from trainer import mask_token as mask_token_module
+from trainer.compile import CaptureError
+from trainer.compile.recorded import RecordedPiece
 from trainer.errors import InputError
 from trainer.mask_token import resolve_mask_token
+from trainer.recorded_target import RecordedTarget
 from trainer.target import Target
 from trainer.target_files import target_folder, target_identity
 
@@ -271,3 +274,48 @@ def test_mask_tokens_refused(tiny_target: Path, tmp_path: Path, token: str | int
     with pytest.raises(InputError, match=said) as refused:
         resolve_mask_token(token, tokenizer, family("llama", 48))
     assert "<reserved_" in str(refused.value)
+
+
+def test_masks_are_kept_for_the_layers_of_one_thread(tiny_target: Path, tmp_path: Path, rows: tuple[Any, Any]) -> None:
+    target = load(tiny_target, (0, 2), tmp_path)
+    wanted = target.features(*rows)
+    given: list[Any] = []
+    # after the target's own hooks: what the layer really gets
+    target.model.model.layers[1].register_forward_pre_hook(
+        lambda _m, _i, named: given.append(named["attention_mask"]), with_kwargs=True
+    )
+    kept: dict[int, Any] = {}
+    with target.kept_masks(kept):
+        first = target.features(*rows)
+    assert torch.equal(first, wanted)
+    assert sorted(kept) == [0, 1, 2]
+    mark = torch.zeros(1, 1, 6, 6)
+    kept[1] = mark
+    with target.kept_masks(kept):
+        target.features(*rows)
+    target.features(*rows)
+    assert given[1] is mark
+    assert given[2] is not mark
+
+
+def test_recorded_shapes_give_the_same_states(tiny_target: Path, tmp_path: Path, rows: tuple[Any, Any]) -> None:
+    # on a CPU nothing is recorded, and the same way is taken
+    target = load(tiny_target, (0, 2), tmp_path)
+    recorded = RecordedTarget(target, [(2, 6), (2, 4)])
+    first = recorded.features(*rows)
+    kept = first.clone()
+    assert torch.equal(first, target.features(*rows))
+    short = (rows[0][:, :4], rows[1].clamp(max=4))
+    assert torch.equal(recorded.features(*short), target.features(*short))
+    recorded.features(rows[0].flip(0), rows[1].flip(0))
+    assert torch.equal(first, kept), "a later batch wrote into an earlier one's states"
+
+
+def test_a_recorded_forward_that_differs_is_refused(
+    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load(tiny_target, (0, 2), tmp_path)
+    plain = RecordedPiece.__call__
+    monkeypatch.setattr(RecordedPiece, "__call__", lambda self: tuple(each.flip(0) for each in plain(self)))
+    with pytest.raises(CaptureError, match=r"forward of 2 x 6 tokens.*target_forward: eager"):
+        RecordedTarget(target, [(2, 6)])

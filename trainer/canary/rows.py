@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from torch import Tensor
 from trainer.canary.evidence import Check, Evidence, Outcome
 from trainer.parts import Parts
 from trainer.queues import Assignment
-from trainer.target import Target
 
 
 class _NoTarget:
@@ -46,7 +44,7 @@ def _problems(parts: Parts) -> Iterator[str]:
     for worker in range(work.drafter_threads):
         for micro in range(work.accumulation):
             assignment = Assignment(step=0, micro=micro, worker=worker, index=micro)
-            batch = parts.maker.make(assignment, cast("Target", _NoTarget()), torch.device("cpu"))
+            batch = parts.maker.make(assignment, _NoTarget(), torch.device("cpu"))
             if len(batch.row_ids) != work.batch_size:
                 yield f"drafter {worker} gets {len(batch.row_ids)} rows a micro-batch, {work.batch_size} needed"
             for row in batch.row_ids:
