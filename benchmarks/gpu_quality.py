@@ -134,8 +134,9 @@ class Bench:
     def prepare(self) -> None:
         """The answers to all questions; those of the test are held out."""
         given = self._given
-        lines = given.train.read_text().splitlines()[: given.train_count]
-        lines += given.test.read_text().splitlines()[: given.test_count]
+        # not splitlines: a JSON string may hold a line separator of Unicode as it is
+        lines = given.train.read_text().split("\n")[: given.train_count]
+        lines += given.test.read_text().split("\n")[: given.test_count]
         prompts = self._work / "prompts.jsonl"
         prompts.write_text("\n".join(lines) + "\n")
         settings = self.settings(
