@@ -27,7 +27,7 @@ from trainer.evaluation_worker import EvaluationWorker
 from trainer.files import write_json
 from trainer.judge import Judgement, judge
 from trainer.meter import MeteredStep, PipelineMeter
-from trainer.metrics import MetricsFile
+from trainer.metrics import Metrics
 from trainer.nccl_exchange import exchange_between
 from trainer.optimizer import learning_rate_at
 from trainer.parts import Parts, available_cpus, load_parts, order_facts
@@ -78,7 +78,7 @@ def run(
     with _timed("loading"):
         parts = load_parts(settings, longest_first=longest_first)
     _refuse_later_checkpoints(out / "checkpoints", parts.start.step)
-    with MetricsFile(out / "metrics.ndjson") as metrics:
+    with Metrics(out) as metrics:
         metrics.write("strategy", parts.start.step, strategy=parts.strategy.name)
         before = _judge(parts, parts.start.weights, metrics, "start", parts.start.step) if evaluate else None
         training = _Training(parts, out, metrics, limit_steps, stop, evaluate=evaluate)
@@ -112,7 +112,7 @@ class _Training:
         self,
         parts: Parts,
         out: Path,
-        metrics: MetricsFile,
+        metrics: Metrics,
         limit_steps: int | None,
         stop: Callable[[], bool],
         *,
@@ -312,7 +312,7 @@ class _Training:
         return dict(self._replicas[0].drafter.state_dict())
 
 
-def _judge(parts: Parts, weights: dict[str, Tensor], metrics: MetricsFile, when: str, step: int) -> Judgement | None:
+def _judge(parts: Parts, weights: dict[str, Tensor], metrics: Metrics, when: str, step: int) -> Judgement | None:
     where = f"step {step}" if when == "step" else f"the {when}"
     with _timed(f"evaluation at {where}"):
         found = judge(parts, weights)

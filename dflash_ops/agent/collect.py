@@ -19,6 +19,8 @@ from .runs import RunFolder, RunState, find_run
 _RECORDS = ("run.json", "settings.json", "verdict.json", "exit.json")
 UNFINISHED = (".part", ".tmp")
 _MANIFEST = "manifest.json"
+_TENSORBOARD = "tensorboard"
+_EVENT_FILES = "events.out.tfevents.*"
 
 
 def op_files(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
@@ -32,15 +34,16 @@ def op_files(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
 
 
 def _records(folder: RunFolder, state: RunState) -> Iterator[Dict[str, Any]]:
-    """Records, log and the files at the top of the contract's DIR.
+    """Records, log, the files at the top of the contract's DIR, and TensorBoard's below it.
 
     What still grows has no hash while the run goes on: it would be another one a moment later.
     """
     log = sorted((folder.path / "log").glob("*.log"))
-    growing = [*(path for path in log if path.stem.isdigit()), folder.metrics]
+    events = _event_files(folder)
+    growing = [*(path for path in log if path.stem.isdigit()), folder.metrics, *events]
     paths = [*(folder.path / name for name in _RECORDS), *log]
     paths += sorted(path for path in folder.out.iterdir() if not path.name.startswith("."))
-    for path in paths:
+    for path in [*paths, *events]:
         if path.suffix in UNFINISHED:
             continue
         grows = path in growing
@@ -61,11 +64,25 @@ def unlisted(folder: RunFolder) -> List[str]:
     """
     found = []
     for path in sorted(folder.out.iterdir()) if folder.out.is_dir() else []:
-        if path.suffix in UNFINISHED or path.name == "checkpoints":
+        if path.name == "checkpoints":
             continue
-        if path.name.startswith(".") or not stat.S_ISREG(path.lstat().st_mode):
-            found.append(str(path.relative_to(folder.path)))
-    return found
+        if path.name == _TENSORBOARD and _is_folder(path):
+            events = _event_files(folder)
+            found += [each for each in sorted(path.rglob("*")) if each not in events and not _is_folder(each)]
+        elif path.name.startswith(".") or not stat.S_ISREG(path.lstat().st_mode):
+            found.append(path)
+    return [str(path.relative_to(folder.path)) for path in found if path.suffix not in UNFINISHED]
+
+
+def _event_files(folder: RunFolder) -> List[Path]:
+    """TensorBoard's, as the contract places them: no links, nothing deeper."""
+    top = folder.out / _TENSORBOARD
+    parts = [each for each in sorted(top.iterdir()) if _is_folder(each)] if _is_folder(top) else []
+    return [path for part in parts for path in sorted(part.glob(_EVENT_FILES)) if _regular_size(path) is not None]
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _item(folder: RunFolder, path: Path, size: int, sha256: Optional[str], role: str) -> Dict[str, Any]:

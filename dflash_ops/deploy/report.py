@@ -213,7 +213,8 @@ def _records(metrics: Path) -> Iterator[dict[str, Any]]:
 
 def _files(folder: Path, result: dict[str, Any], ended: dict[str, Any] | None) -> Iterator[str]:
     checkpoints = sorted(path for path in (folder / "checkpoints").glob("step-*") if (path / "manifest.json").exists())
-    paths = [*sorted((folder / "log").glob("*.log")), folder / "metrics.ndjson", *checkpoints]
+    figures = [folder / "metrics.ndjson", folder / "tensorboard"]
+    paths = [*sorted((folder / "log").glob("*.log")), *figures, *checkpoints]
     there = [path for path in paths if path.exists()]
     if not there:
         return

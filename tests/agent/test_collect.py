@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dflash_ops.agent.collect import unlisted
+from dflash_ops.agent.runs import RunFolder
 from tests.agent.client import Agent, AgentFailed, Packed, job
 
 
@@ -47,6 +49,27 @@ def test_everything_of_a_run_is_listed_with_its_hash(agent: Agent, folder: Path)
     assert roles["model.safetensors"] == "weights"
     assert roles["manifest.json"] == "manifest"
     assert (roles["000000.log"], roles["metrics.ndjson"], roles["result.json"]) == ("growing", "growing", "record")
+
+
+def test_tensorboards_files_are_listed_and_nothing_else_below_their_folder(agent: Agent, folder: Path) -> None:
+    for path in ("train/events.out.tfevents.000000", "evaluation/events.out.tfevents.000001", "train/other", "plain"):
+        (folder / "out/tensorboard" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "out/tensorboard" / path).write_bytes(path.encode())
+    (folder / "out/tensorboard/train/events.out.tfevents.000002").symlink_to("/etc/passwd")
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere/events.out.tfevents.000000").touch()
+    (folder / "out/tensorboard/linked").symlink_to(folder / "elsewhere")
+    found = {path: item["role"] for path, item in listed(agent).items() if "tensorboard" in path}
+    assert found == {
+        "out/tensorboard/train/events.out.tfevents.000000": "growing",
+        "out/tensorboard/evaluation/events.out.tfevents.000001": "growing",
+    }
+    assert unlisted(RunFolder(folder)) == [
+        "out/tensorboard/linked",
+        "out/tensorboard/plain",
+        "out/tensorboard/train/events.out.tfevents.000002",
+        "out/tensorboard/train/other",
+    ]
 
 
 def test_what_grows_has_no_hash_while_the_run_goes_on(agent: Agent, staged: Packed) -> None:

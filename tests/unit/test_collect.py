@@ -89,7 +89,7 @@ class HostFiles:
 
     def _entry(self, path: str) -> dict[str, Any]:
         data, name = self.files[path], Path(path).name
-        grows = name == "metrics.ndjson" or path.startswith("log/")
+        grows = name == "metrics.ndjson" or path.startswith(("log/", "out/tensorboard/"))
         role = "growing" if grows else ROLES.get(name, "record")
         return {
             "path": path,
@@ -162,6 +162,18 @@ def test_a_log_that_grew_is_continued(host: HostFiles, tmp_path: Path) -> None:
     host.files["log/000000.log"] += b"more\n"
     bring(host, tmp_path)
     assert (tmp_path / "log/000000.log").read_bytes().endswith(b"more\n")
+
+
+def test_tensorboards_files_lie_where_it_looks_for_a_run_and_grow(host: HostFiles, tmp_path: Path) -> None:
+    host.files["out/tensorboard/train/events.out.tfevents.000000"] = b"event" * 100
+    host.state = "RUNNING"
+    bring(host, tmp_path)
+    host.files["out/tensorboard/train/events.out.tfevents.000000"] += b"more"
+    host.sent.clear()
+    bring(host, tmp_path)
+    assert ("out/tensorboard/train/events.out.tfevents.000000", 500) in host.sent
+    events = tmp_path / "tensorboard/train/events.out.tfevents.000000"
+    assert events.read_bytes() == b"event" * 100 + b"more"
 
 
 def test_a_checkpoint_damaged_here_is_set_aside_and_brought_again(host: HostFiles, tmp_path: Path) -> None:
