@@ -83,7 +83,8 @@ def _write_refusal(out: Path, problem: InputError) -> None:
     from trainer.settings import CONTRACT
 
     told = [{"what": problem.what, "where": problem.where, "fix": problem.fix}]
-    found = {"contract": CONTRACT, "outcome": "refused", "problems": told, "prepare": None, "tune": None, "devices": []}
+    nothing: dict[str, object] = {"warnings": [], "prepare": None, "tune": None, "devices": []}
+    found = {"contract": CONTRACT, "outcome": "refused", "problems": told, **nothing}
     write_json(out / "check.json", found)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from trainer.checkpoint import load_checkpoint
-from trainer.errors import InputError
-from trainer.facts import TargetFacts, open_data, refuse_other_drafter, target_facts
+from trainer.errors import Caution, InputError
+from trainer.facts import TargetFacts, cautions, open_data, refuse_other_drafter, target_facts
 from trainer.files import write_json
 from trainer.machine import uuid_of
 from trainer.mask_token import refuse_mask_in_data
@@ -85,6 +85,10 @@ def devices() -> list[dict[str, object]]:
     return found
 
 
+def _told(each: InputError | Caution) -> dict[str, str]:
+    return {"what": each.what, "where": each.where, "fix": each.fix}
+
+
 def check(settings: Settings, out: Path) -> list[InputError]:
     """Write `check.json`; the problems found (none: all is well)."""
     problems = _Problems()
@@ -109,7 +113,8 @@ def check(settings: Settings, out: Path) -> list[InputError]:
         {
             "contract": CONTRACT,
             "outcome": "refused" if refused else "ok",
-            "problems": [{"what": each.what, "where": each.where, "fix": each.fix} for each in problems.found],
+            "problems": [_told(each) for each in problems.found],
+            "warnings": [] if facts is None else [_told(each) for each in cautions(facts.drafter)],
             "prepare": None if refused else prepare,
             "tune": tune,
             "devices": devices(),

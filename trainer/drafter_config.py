@@ -145,6 +145,12 @@ class DrafterConfig:
             )
 
     @property
+    def reads_last_target_layer(self) -> bool:
+        """Whether a feature is the target's last layer, whose state is the final norm's output here, as in
+        transformers' `hidden_states[-1]`; vLLM hands over what comes before that norm."""
+        return self.target_layer_ids[-1] == self.num_target_layers - 1
+
+    @property
     def layer_types(self) -> tuple[str, ...]:
         """`full_attention` or `sliding_attention` for each draft layer."""
         return tuple(SLIDING if layer in self.sliding_layers else FULL for layer in range(self.num_hidden_layers))

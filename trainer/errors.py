@@ -25,6 +25,18 @@ class InputError(TrainerError):
         return f"{self.what} (at {self.where}); {self.fix}"
 
 
+@dataclass(frozen=True)
+class Caution:
+    """Settings that are allowed and may be regretted; otherwise as `InputError`."""
+
+    what: str
+    where: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.what} (at {self.where}); {self.fix}"
+
+
 class Aborted(TrainerError):  # noqa: N818 -- not an error of its own: another worker's failure releases this one
     """Raised in a worker that waited when another worker failed."""
 

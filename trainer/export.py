@@ -57,8 +57,7 @@ def export(settings: Settings, checkpoint: Path, verifier: str | None, out: Path
     facts = target_facts(settings)
     drafter, weights = load_checkpoint(checkpoint, resumable=False)
     refuse_other_drafter(drafter, facts.drafter, "--checkpoint")
-    if drafter.target_layer_ids[-1] == drafter.num_target_layers - 1:
-        # here, as in transformers, the last layer's state is the final norm's output; vLLM hands over what comes before
+    if drafter.reads_last_target_layer:
         raise InputError(
             f"target layer {drafter.target_layer_ids[-1]} is the last one, whose state means another thing in vLLM",
             "--checkpoint",

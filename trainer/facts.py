@@ -13,7 +13,7 @@ from trainer.assets import resolve_asset
 from trainer.data import TrainingData
 from trainer.dflash_model import DrafterConfig, create_drafter_config
 from trainer.drafter_config import SlidingWindow
-from trainer.errors import InputError
+from trainer.errors import Caution, InputError
 from trainer.mask_token import resolve_mask_token
 from trainer.prepare import DATASET, PREPARED, is_prepared
 from trainer.settings import Settings
@@ -52,6 +52,21 @@ def target_facts(settings: Settings) -> TargetFacts:
         else SlidingWindow(work.sliding_window, work.sliding_window_origin, causal=not work.sliding_window_non_causal),
     )
     return TargetFacts(config, tokenizer, drafter)
+
+
+def cautions(drafter: DrafterConfig) -> list[Caution]:
+    """What a run should be warned of before it trains this drafter."""
+    if not drafter.reads_last_target_layer:
+        return []
+    last = drafter.target_layer_ids[-1]
+    return [
+        Caution(
+            f"target layer {last} is the last one: the drafter learns from the final norm's output, vLLM hands over "
+            "what comes before that norm, and `export` refuses such a drafter",
+            "workload.target_layers",
+            f"name layers below {last}, or leave it auto",
+        )
+    ]
 
 
 def open_data(settings: Settings, tokenizer: Any, vocabulary: int) -> TrainingData:

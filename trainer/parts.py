@@ -19,7 +19,7 @@ from trainer.compile import Strategy
 from trainer.data import HeldOut, TrainingData
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.errors import InputError
-from trainer.facts import open_data, refuse_other_drafter, target_facts
+from trainer.facts import cautions, open_data, refuse_other_drafter, target_facts
 from trainer.loss import slot_decay
 from trainer.mask_token import refuse_mask_in_data
 from trainer.placement import DTYPES, Placement, place
@@ -116,6 +116,8 @@ def load_parts(settings: Settings, *, longest_first: bool = False) -> Parts:
     target_folder(resolve_asset(work.target, "workload.target"), settings.cache)
     facts = target_facts(settings)
     config = facts.drafter
+    for each in cautions(config):
+        log.warning("%s", each)
     data = open_data(settings, facts.tokenizer, facts.config.vocab_size)
     refuse_mask_in_data(config.mask_token_id, facts.tokenizer, config.vocab_size, data)
     targets = load_targets(settings, placement, config.target_layer_ids)

@@ -247,16 +247,19 @@ def examine_gpus(facts: Mapping[str, Any], playbook: Playbook) -> list[Diagnosis
 
 def examine_trainer(answer: Mapping[str, Any]) -> list[Diagnosis]:
     """`answer` is the trainer's check.json."""
-    problems = [
-        Diagnosis(Level.BLOCKER, "trainer", f"{problem['where']}: {problem['what']}", str(problem.get("fix", "")))
-        for problem in answer.get("problems", [])
+    problems, warnings = _told(answer, "problems", Level.BLOCKER), _told(answer, "warnings", Level.WARNING)
+    if not problems and answer.get("outcome") != "ok":
+        problems = [Diagnosis(Level.BLOCKER, "trainer", "the trainer refuses these settings and gives no reason")]
+    return [*(problems or [Diagnosis(Level.OK, "trainer", "the trainer accepts these settings")]), *warnings]
+
+
+def _told(answer: Mapping[str, Any], key: str, level: Level) -> list[Diagnosis]:
+    """Each once."""
+    found = [
+        Diagnosis(level, "trainer", f"{one['where']}: {one['what']}", str(one.get("fix", "")))
+        for one in answer.get(key, [])
     ]
-    problems = list(dict.fromkeys(problems))
-    if problems or answer.get("outcome") != "ok":
-        return problems or [
-            Diagnosis(Level.BLOCKER, "trainer", "the trainer refuses these settings and gives no reason")
-        ]
-    return [Diagnosis(Level.OK, "trainer", "the trainer accepts these settings")]
+    return list(dict.fromkeys(found))
 
 
 def refuse_blockers(found: list[Diagnosis], where: str) -> None:

@@ -34,6 +34,7 @@ def check(settings_file: Path, out: Path) -> list[InputError]:
         "contract": 1,
         "outcome": "refused" if problems else "ok",
         "problems": [{"what": p.what, "where": p.where, "fix": p.fix} for p in problems],
+        "warnings": [],
         "prepare": prepare,
         "tune": tune,
         "devices": [_cpu()],

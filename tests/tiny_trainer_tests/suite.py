@@ -117,7 +117,7 @@ def is_refused(trainer: Trainer, refusal: Refusal) -> None:
     last = ended.errors.strip().splitlines()[-1]
     assert refusal.where in last and refusal.hint in last
     found = ended.read("check.json")
-    assert found["outcome"] == "refused"
+    assert (found["outcome"], found["warnings"]) == ("refused", [])
     told = [problem for problem in found["problems"] if refusal.where in json.dumps(problem)]
     assert told and all(told[0][part] for part in ("what", "where", "fix"))
 
@@ -128,7 +128,7 @@ class TrainerContract:
     def test_check_accepts_good_settings(self, checked: Ended) -> None:
         assert checked.code == 0, checked.errors
         found = checked.read("check.json")
-        assert (found["contract"], found["outcome"], found["problems"]) == (1, "ok", [])
+        assert (found["contract"], found["outcome"], found["problems"], found["warnings"]) == (1, "ok", [], [])
         assert int(found["prepare"]["key"], 16) and found["prepare"]["why"]
         assert all({"device", "uuid", "name", "memory_bytes"} <= set(d) for d in found["devices"])
 

@@ -20,6 +20,7 @@ from trainer.prepare import prepare_key
 from trainer.prompts import read_prompts
 from trainer.settings import settings_from_json
 from trainer.target import Target
+from trainer.train_dflash_pipeline import run
 
 pytestmark = pytest.mark.torch
 
@@ -132,6 +133,20 @@ def test_check_names_every_problem(make_settings: Any, tmp_path: Path) -> None:
     assert where == ["workload.mask_token", "training.prompt_count"]
     assert torch.cuda.is_available() or len(found["problems"]) == 3
     assert found["prepare"] is None
+
+
+def test_the_targets_last_layer_is_warned_of_by_check_and_in_the_runs_log(
+    make_settings: Any, prepared_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {"prepared": str(prepared_folder), "steps": 1, "evaluation_prompts": 0}
+    found = checked(make_settings(target_layers=[1, 4], **given), tmp_path / "check")
+    (warning,) = found["warnings"]
+    assert found["outcome"] == "ok" and warning["where"] == "workload.target_layers"
+    assert "target layer 4 is the last one" in warning["what"] and "below 4" in warning["fix"]
+    (tmp_path / "out").mkdir()
+    run(settings_from_json(make_settings(target_layers=[1, 4], **given)), tmp_path / "out", evaluate=False)
+    assert caplog.text.count("target layer 4 is the last one") == 1
+    assert checked(make_settings(target_layers=[1, 3], **given), tmp_path / "below")["warnings"] == []
 
 
 def test_check_refuses_neither_data_nor_prompts(make_settings: Any, tmp_path: Path) -> None:

@@ -85,6 +85,14 @@ def test_a_trainers_problems_are_blockers_and_all_are_told() -> None:
     assert refused.value.fix == "use <mask>"
 
 
+def test_a_trainers_warnings_are_shown_and_stop_nothing() -> None:
+    warning = {"what": "the last layer", "where": "workload.target_layers", "fix": "leave it auto"}
+    found = examine_trainer({"outcome": "ok", "problems": [], "warnings": [warning]})
+    assert [one.level for one in found] == [Level.OK, Level.WARNING]
+    assert (found[1].what, found[1].fix) == ("workload.target_layers: the last layer", "leave it auto")
+    refuse_blockers(found, "ct200")
+
+
 def test_a_refusal_without_reason_is_still_a_blocker() -> None:
     assert [one.level for one in examine_trainer({"outcome": "refused"})] == [Level.BLOCKER]
 
