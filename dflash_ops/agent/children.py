@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import traceback
 from typing import Callable, Tuple
 
 _HANDLED = (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
@@ -31,6 +30,8 @@ def fork(work: Callable[[], None], *, keep: Tuple[int, ...] = (), deaf: bool = F
         work()
         code = 0
     except BaseException:
+        import traceback
+
         traceback.print_exc()
     finally:
         os._exit(code)

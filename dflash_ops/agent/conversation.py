@@ -49,6 +49,8 @@ class Conversation:
         self.beat_s = beat_s
         self.agent_file = agent_file
         self.lock = Lock(work, beat_s)
+        self.arrived: Callable[[bytes], None] = lambda payload: None
+        """Told every request when it has come, in the thread that reads."""
         self._source = source
         self._sink = sink
         self._request: Any = None
@@ -81,6 +83,8 @@ class Conversation:
                 self.close("the client closed the conversation")
             try:
                 for frame in decoder.feed(data):
+                    if frame.kind == JSON:
+                        self.arrived(frame.payload)
                     if frame.kind != BEAT:
                         self._frames.put(frame)
             except FrameError as error:

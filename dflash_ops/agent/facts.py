@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import platform
 import pwd
 import shutil
-import socket
 import sys
 import time
 from pathlib import Path
@@ -63,15 +61,15 @@ def op_facts(conversation: Conversation, _: Arguments) -> Dict[str, Any]:
     disk = os.statvfs(conversation.work.root)
     found = inventory()
     return {
-        "hostname": socket.gethostname(),
+        "hostname": os.uname().nodename,
         "user": _user_name(os.geteuid()) or str(os.geteuid()),
         "uid": os.geteuid(),
         "boot_id": boot_id(),
         "boottime_s": boottime_s(),
         "time": time.time(),
-        "python": platform.python_version(),
+        "python": sys.version.split()[0],
         "python_executable": sys.executable,
-        "kernel": platform.release(),
+        "kernel": os.uname().release,
         "systemd": runs_systemd(),
         "cgroup": cgroup.version(),
         "workdir": str(conversation.work.root),

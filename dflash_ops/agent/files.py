@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import json
 import os
-import secrets
 import shutil
 import stat
 from pathlib import Path, PurePosixPath
@@ -54,7 +53,7 @@ def fsync_folder(path: Path) -> None:
 
 def temporary(path: Path) -> Path:
     """Where a new `path` is written first; the pid tells whether its writer still lives (leftovers.py)."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
 def atomic_write(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:

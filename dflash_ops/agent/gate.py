@@ -9,7 +9,7 @@ from .arguments import Arguments
 from .conversation import Conversation
 from .errors import AgentError, ExitCode
 from .jobs import Job
-from .pythons import Environment
+from .pythons import Environment, probed_lately
 from .verdicts import Binding, Outcome, Verdict, VerdictStore, stamp, stamp_with_environment
 from .workdir import WorkDir
 
@@ -94,8 +94,8 @@ def _span(seconds: float) -> str:
 
 def op_verdict(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     job = Job.from_arguments(conversation.work, args)
-    decision = decide(
-        VerdictStore.of(conversation.work), stamp(conversation.work, job), args.seconds("max_age_s", NO_LIMIT)
-    )
+    # what it is asked for is told; the gate itself looks at everything again
+    binding = stamp(conversation.work, job, probed_lately)
+    decision = decide(VerdictStore.of(conversation.work), binding, args.seconds("max_age_s", NO_LIMIT))
     verdict = None if decision.verdict is None else decision.verdict.to_json()
     return {"verdict": verdict, "holds": decision.holds, "why": decision.why}

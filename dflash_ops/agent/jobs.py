@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import subprocess
 import time
@@ -21,7 +20,7 @@ from .environments import ManagedEnvironment
 from .files import write_json
 from .follow import POLL_S, Tail
 from .output import JobOutput
-from .processes import Mark, signal_group
+from .processes import Mark, signal_group, until_ended
 from .pythons import base_environment, find_python
 from .releases import find_release
 from .variables import Variables
@@ -145,7 +144,7 @@ def signal_name(number: int) -> str:
 
 def new_id() -> str:
     """A name that sorts by time and is not given twice."""
-    return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(2)
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + os.urandom(2).hex()
 
 
 def new_scratch_id() -> str:
@@ -199,16 +198,17 @@ def _wait(conversation: Conversation, process: "subprocess.Popen[bytes]", tail: 
     """Streams the output until the process has ended (False) or its time is over (True)."""
     until = time.monotonic() + timeout_s
     asked_for_stacks = False
-    while process.poll() is None:
-        for block in tail.read():
-            conversation.data(block)
-        if time.monotonic() > until:
-            if asked_for_stacks:
-                return True
-            # the contract: SIGUSR1 prints the stack of every thread; a hang then shows where
-            os.kill(process.pid, signal.SIGUSR1)
-            asked_for_stacks, until = True, time.monotonic() + _STACK_TIME_S
-        time.sleep(POLL_S)
+    with until_ended(process.pid) as pause:
+        while process.poll() is None:
+            for block in tail.read():
+                conversation.data(block)
+            if time.monotonic() > until:
+                if asked_for_stacks:
+                    return True
+                # the contract: SIGUSR1 prints the stack of every thread; a hang then shows where
+                os.kill(process.pid, signal.SIGUSR1)
+                asked_for_stacks, until = True, time.monotonic() + _STACK_TIME_S
+            pause(POLL_S)
     return asked_for_stacks
 
 

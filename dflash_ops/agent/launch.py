@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from .assets import refuse_changed
 from .conversation import Conversation
 from .devices import search_path
 from .errors import AgentError, ExitCode
+from .exits import write_exit
 from .facts import can_start_units
 from .files import exclusive, read_json, tail_lines, write_json
 from .gate import NO_LIMIT, Admission, allow_launch
@@ -31,6 +31,7 @@ from .successor import Kind, Outcome, Successor
 from .workdir import WorkDir
 
 _START_TIME_S = 30.0
+_LOOK_S = 0.005
 _STOP_SLACK_S = 60
 
 
@@ -228,7 +229,7 @@ def wait_for_job(folder: RunFolder) -> int:
         job = ProcessId.from_json((read_json(folder.state_file) or {}).get("job"))
         if job is not None:
             return job.pid
-        time.sleep(0.02)
+        time.sleep(_LOOK_S)
     raise _could_not_start(folder, f"its supervisor did not start it within {_START_TIME_S:g} s")
 
 
@@ -250,32 +251,3 @@ def _could_not_start(folder: RunFolder, why: str) -> AgentError:
         ExitCode.RUN_FAILED,
         evidence,
     )
-
-
-def write_exit(
-    folder: RunFolder,
-    state: RunState,
-    *,
-    code: Optional[int] = None,
-    signal: Optional[int] = None,
-    oom_kill: int = 0,
-    forced: bool = False,
-    error: Optional[str] = None,
-    reason: Optional[Dict[str, Any]] = None,
-) -> None:
-    """The last word on a run. `error`: the job was never started; `reason`: why its supervisor ended it."""
-    value = {
-        "v": 1,
-        "code": code,
-        "signal": signal,
-        "state": state.value,
-        "ended": time.time(),
-        "oom_kill": oom_kill,
-        "forced": forced,
-        "error": error,
-        "reason": reason,
-    }
-    # a run has ended once exit.json is there, so that comes last
-    with contextlib.suppress(OSError):
-        WorkDir(folder.root).record("exit", run=folder.run, state=state.value, code=code, signal=signal)
-    write_json(folder.exit_file, value)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import os
-import secrets
 import shutil
 import threading
 import time
@@ -107,7 +105,7 @@ def holder(work: WorkDir) -> Optional[Owner]:
 
 
 def _locked(owner: Owner) -> AgentError:
-    since = datetime.datetime.fromtimestamp(owner.since, datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(owner.since))
     return AgentError(
         "locked",
         f"{owner.owner} holds this host with `{owner.command}` since {since}",
@@ -124,7 +122,7 @@ class Lock:
     def __init__(self, work: WorkDir, beat_s: float) -> None:
         self._work = work
         self._beat_s = beat_s
-        self._token = secrets.token_hex(8)
+        self._token = os.urandom(8).hex()
         self._released = threading.Event()
         self._held = False
 

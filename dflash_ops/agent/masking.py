@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import urllib.parse
 from dataclasses import dataclass
 from typing import Any, Iterable, Tuple
 
@@ -13,6 +12,8 @@ MASK = "***"
 
 def _spellings(secret: str) -> Iterable[str]:
     """As it is, and as it stands in JSON, in a Python traceback and in a URL."""
+    import urllib.parse
+
     return (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1], urllib.parse.quote(secret, safe=""))
 
 

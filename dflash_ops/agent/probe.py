@@ -7,9 +7,10 @@ from typing import Any, Dict, Optional
 
 from .accounts import Account, find_account, popen_options
 from .arguments import Arguments
+from .beside import beside
 from .conversation import Conversation
 from .environments import ManagedEnvironment
-from .pythons import ask_python, base_environment, find_python, probe
+from .pythons import ask_python, base_environment, find_python, probe_and_note
 from .variables import Variables
 
 _COMPILE_S = 60
@@ -28,17 +29,22 @@ def op_probe(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     account = find_account(args.optional_text("user"))
     managed = ManagedEnvironment.of_python(conversation.work, args.text("python"))
     python = find_python(args.text("python"))
-    found = probe(python, account)
     plain = Variables.from_arguments(args).plain
-    tools = ask_python([python, "-I", "-c", _TOOLS], python, account, "look for compilers", plain)
+    looking = beside(lambda: _tools(python, account, plain))
+    found = probe_and_note(python, account)
     return {
-        "tools": {**tools, "problem": _problem(tools, python, account, plain)},
+        "tools": looking(),
         "version": found.version,
         "executable": found.executable,
         "packages": found.packages,
         "digest": found.digest if managed is None else managed.digest,
         "managed": None if managed is None else managed.digest,
     }
+
+
+def _tools(python: str, account: Optional[Account], variables: Dict[str, str]) -> Dict[str, Any]:
+    tools = ask_python([python, "-I", "-c", _TOOLS], python, account, "look for compilers", variables)
+    return {**tools, "problem": _problem(tools, python, account, variables)}
 
 
 def _problem(

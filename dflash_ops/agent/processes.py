@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
+import select
 import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 _PR_SET_CHILD_SUBREAPER = 36
 _DEAD_STATES = ("Z", "X")
@@ -166,6 +166,27 @@ def children_of(parent: int) -> List[int]:
     return found
 
 
+@contextlib.contextmanager
+def until_ended(pid: int) -> Iterator[Callable[[float], None]]:
+    """A pause of so many seconds that is over at once when `pid`, a child that nobody has waited for, ends.
+
+    Where the kernel cannot tell (or a container may not ask) it is a plain one.
+    """
+    try:
+        ending = os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        yield time.sleep
+        return
+
+    def pause(seconds: float) -> None:
+        select.select([ending], [], [], seconds)
+
+    try:
+        yield pause
+    finally:
+        os.close(ending)
+
+
 def signal_group(pid: int, number: int) -> None:
     """Signals the process group that `pid` leads; a group that is gone is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -174,6 +195,8 @@ def signal_group(pid: int, number: int) -> None:
 
 def become_subreaper() -> None:
     """Orphans below this process become its children, so that it can find and reap them (prctl(2))."""
+    import ctypes
+
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         number = ctypes.get_errno()

@@ -7,17 +7,20 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from .accounts import Account, own_home, popen_options
 from .arguments import Arguments
-from .conversation import Conversation
 from .devices import search_path
 from .errors import AgentError, ExitCode
 from .files import digest_of
 from .releases import find_release
 from .workdir import SYSTEM_PATH
+
+if TYPE_CHECKING:
+    from .conversation import Conversation
 
 _PROBE = """
 import sys
@@ -58,6 +61,7 @@ print(json.dumps([count, bad]))
 """
 _USUAL_PLACES = ("/opt/*/bin/python3", "/opt/*/*/bin/python3", "~/*/bin/python3", "~/.*/bin/python3")
 _TIMEOUT_S = 300
+_LATELY_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,9 @@ class Environment:
     @property
     def digest(self) -> str:
         return digest_of({"version": self.version, "packages": self.packages})
+
+
+_SEEN: "Dict[Tuple[str, Optional[Account]], Tuple[float, Environment]]" = {}
 
 
 def find_python(asked: str) -> str:
@@ -168,6 +175,18 @@ def probe(python: str, account: Optional[Account] = None) -> Environment:
     command = [python, "-c", _PROBE]
     version, executable, packages = ask_python(command, python, account, "list its packages")
     return Environment(version, executable, dict(sorted(packages.items())))
+
+
+def probe_and_note(python: str, account: Optional[Account]) -> Environment:
+    found = probe(python, account)
+    _SEEN[python, account] = time.monotonic(), found
+    return found
+
+
+def probed_lately(python: str, account: Optional[Account]) -> Environment:
+    """What `probe_and_note` saw seconds ago, else as `probe`: for what is only told, never for the gate."""
+    when, found = _SEEN.get((python, account), (0.0, None))
+    return found if found is not None and time.monotonic() - when < _LATELY_S else probe(python, account)
 
 
 def op_syntax(conversation: Conversation, args: Arguments) -> Dict[str, Any]:

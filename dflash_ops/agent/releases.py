@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tarfile
 import time
-import zlib
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from .arguments import Arguments
 from .conversation import Conversation
@@ -19,6 +17,9 @@ from .manifest import NAME, BadTree, Entry, parents_of, parse_manifest, tree_dig
 from .pushed import Piece, append_piece, begin_pieces
 from .uploads import Archive, check_space, disk_full, upload_archive
 from .workdir import WorkDir
+
+if TYPE_CHECKING:
+    import tarfile
 
 _MANIFEST_LIMIT = 64 * 1024 * 1024
 _UNFINISHED_S = 86400.0
@@ -106,6 +107,9 @@ def _receive(conversation: Conversation, digest: str, wanted: Archive) -> int:
 
     Where the client is gone in the middle, its bytes stay in `<digest>.tgz.part` and the next upload goes on there.
     """
+    import tarfile
+    import zlib
+
     release = conversation.work.release(digest)
     part, arriving = release.with_name(f"{digest}.part"), _arriving(conversation.work, digest)
     needed, sent, gone = wanted.size, 0, False

@@ -6,7 +6,7 @@ Its supervisor does this at its end, without any client. Budget and backoff are 
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import time
 from dataclasses import replace
 from typing import Any, Callable, Dict, Optional
@@ -120,7 +120,7 @@ class Restart:
 
     def _new_name(self) -> str:
         playbook = self._record.get("playbook") or "restart"
-        return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{playbook}-{secrets.token_hex(2)}"
+        return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{playbook}-{os.urandom(2).hex()}"
 
     def _end(self, planned: Successor, outcome: Outcome, why: str) -> None:
         with contextlib.suppress(OSError):

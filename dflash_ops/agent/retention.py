@@ -6,17 +6,19 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Set
 
 from .arguments import Arguments
 from .collect import UNFINISHED, Checkpoint, checkpoints
-from .conversation import Conversation
 from .files import exclusive, fsync_folder, read_json, remove_tree, write_json
 from .policy import Policy
 from .processes import ProcessId, boot_id
 from .runs import RunFolder, RunState, all_runs, find_run
 from .scores import Scores
 from .workdir import WorkDir
+
+if TYPE_CHECKING:
+    from .conversation import Conversation
 
 _LOOK_S = 2.0
 

@@ -6,11 +6,10 @@ import enum
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from . import units
 from .arguments import Arguments
-from .conversation import Conversation
 from .errors import AgentError, ExitCode
 from .files import read_json, tail_lines
 from .logfiles import LogFolder
@@ -18,6 +17,9 @@ from .processes import Mark, ProcessId, boot_id, process_with
 from .successor import Kind, Outcome, Successor
 from .watch import plain
 from .workdir import WorkDir
+
+if TYPE_CHECKING:
+    from .conversation import Conversation
 
 DISK_LOW = "disk_low.json"
 """That the disk is nearly full, as its supervisor saw it."""

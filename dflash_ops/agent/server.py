@@ -4,44 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import json
 import os
 import signal
 import threading
-import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, NoReturn
 
 from .arguments import Arguments
-from .assets import op_asset, op_asset_begin, op_asset_end, op_asset_file
 from .bootstrap import READY, REFUSED
-from .builds import op_environment
-from .canary import op_canary
-from .collect import op_files, op_read
-from .compiled import keep_compiled
-from .contract import op_check, op_prepare
 from .conversation import Conversation
+from .early import Early
 from .errors import AgentError, ClientGone, ExitCode
-from .facts import op_facts
-from .follow import op_follow
-from .footprint import op_footprint
-from .gate import op_verdict
-from .holders import op_holders, op_unlock
-from .launch import op_free, op_launch
-from .probe import op_probe
-from .prune import op_prune
-from .pythons import op_syntax
-from .releases import op_activate, op_archive_begin, op_archive_piece, op_stage
-from .resume import op_resumable
-from .retention import op_pin
-from .rollback import op_rollback, op_verdicts
-from .runs import op_runs, op_status
 from .spare import spend_spare
-from .starts import op_checkpoint
-from .stop import op_stop
-from .tuning import op_tune
 from .variables import Variables
-from .wait import op_wait
 from .workdir import WorkDir
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -59,45 +36,46 @@ def op_free_lock(conversation: Conversation, _: Arguments) -> Dict[str, Any]:
 
 
 Operation = Callable[[Conversation, Arguments], Any]
-OPERATIONS: Dict[str, Operation] = {
-    "facts": op_facts,
-    "environment": op_environment,
-    "probe": op_probe,
-    "lock": op_lock,
-    "unlock": op_unlock,
-    "holders": op_holders,
-    "free_lock": op_free_lock,
-    "archive_begin": op_archive_begin,
-    "archive_piece": op_archive_piece,
-    "stage": op_stage,
-    "syntax": op_syntax,
-    "activate": op_activate,
-    "rollback": op_rollback,
-    "asset": op_asset,
-    "asset_begin": op_asset_begin,
-    "asset_file": op_asset_file,
-    "asset_end": op_asset_end,
-    "check": op_check,
-    "prepare": op_prepare,
-    "tune": op_tune,
-    "canary": op_canary,
-    "verdict": op_verdict,
-    "verdicts": op_verdicts,
-    "free": op_free,
-    "launch": op_launch,
-    "runs": op_runs,
-    "status": op_status,
-    "follow": op_follow,
-    "wait": op_wait,
-    "stop": op_stop,
-    "resumable": op_resumable,
-    "files": op_files,
-    "read": op_read,
-    "pin": op_pin,
-    "checkpoint": op_checkpoint,
-    "prune": op_prune,
-    "footprint": op_footprint,
+OPERATIONS: Dict[str, str] = {
+    "facts": "facts",
+    "environment": "builds",
+    "probe": "probe",
+    "lock": "server",
+    "unlock": "holders",
+    "holders": "holders",
+    "free_lock": "server",
+    "archive_begin": "releases",
+    "archive_piece": "releases",
+    "stage": "releases",
+    "syntax": "pythons",
+    "activate": "releases",
+    "rollback": "rollback",
+    "asset": "assets",
+    "asset_begin": "assets",
+    "asset_file": "assets",
+    "asset_end": "assets",
+    "check": "contract",
+    "prepare": "contract",
+    "tune": "tuning",
+    "canary": "canary",
+    "verdict": "gate",
+    "verdicts": "rollback",
+    "free": "launch",
+    "launch": "launch",
+    "runs": "runs",
+    "status": "runs",
+    "follow": "follow",
+    "wait": "wait",
+    "stop": "stop",
+    "resumable": "resume",
+    "files": "collect",
+    "read": "collect",
+    "pin": "retention",
+    "checkpoint": "starts",
+    "prune": "prune",
+    "footprint": "footprint",
 }
+"""The module in which `op_NAME` is: imported when it is asked for, since a client waits for the first answer."""
 
 
 def serve(nonce: str, workdir: str, beat_s: float, agent_file: str) -> NoReturn:
@@ -115,21 +93,25 @@ def serve(nonce: str, workdir: str, beat_s: float, agent_file: str) -> NoReturn:
         raise SystemExit(1) from None
     os.write(sink, f"\n{READY} {nonce}\n".encode())
     conversation = Conversation(source, sink, work, beat_s, agent_file)
+    early = Early(work, lambda request: _result(conversation, request))
+    conversation.arrived = early.arrived
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, _closer(conversation))
     conversation.start_threads()
     try:
-        _answer(conversation)
+        _answer(conversation, early)
         # the first answer does not wait for it
         threading.Thread(target=_keep_compiled, args=(Path(agent_file),), daemon=True).start()
         while True:
-            _answer(conversation)
+            _answer(conversation, early)
     except ClientGone as gone:
         conversation.close(str(gone))
     raise AssertionError("close does not return")
 
 
 def _keep_compiled(agent_file: Path) -> None:
+    from .compiled import keep_compiled
+
     # a full or read-only disk: the next start takes longer
     with contextlib.suppress(OSError):
         keep_compiled(agent_file)
@@ -145,10 +127,10 @@ def _closer(conversation: Conversation) -> "Callable[[int, object], None]":
     return handle
 
 
-def _answer(conversation: Conversation) -> None:
+def _answer(conversation: Conversation, early: Early) -> None:
     try:
         request = conversation.next_request()
-        conversation.answer(_result(conversation, request))
+        conversation.answer(early.answer(request))
     except AgentError as error:
         conversation.refuse(error)
     except OSError as error:
@@ -156,6 +138,8 @@ def _answer(conversation: Conversation) -> None:
     except ClientGone:
         raise
     except Exception as error:  # a fault of ours ends the request, not the conversation
+        import traceback
+
         conversation.refuse(
             AgentError(
                 "internal",
@@ -170,11 +154,11 @@ def _answer(conversation: Conversation) -> None:
 
 def _result(conversation: Conversation, request: Dict[str, Any]) -> Any:
     name = str(request.get("op"))
-    operation = OPERATIONS.get(name)
-    if operation is None:
+    if name not in OPERATIONS:
         raise AgentError(
             "request", f"there is no operation {name!r}", "request", f"one of: {', '.join(OPERATIONS)}", ExitCode.USAGE
         )
+    operation: Operation = getattr(importlib.import_module(f".{OPERATIONS[name]}", __package__), f"op_{name}")
     args = Arguments(name, request)
     conversation.hide(Variables.from_arguments(args).masks)
     try:

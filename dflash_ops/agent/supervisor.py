@@ -11,26 +11,27 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
 
 from . import cgroup
 from .accounts import find_account, popen_options
-from .checkpoints import last_finite
 from .children import say
 from .errors import AgentError
+from .exits import write_exit
 from .files import read_json, write_json
 from .joblog import JobLog
-from .launch import write_exit
 from .masking import Masks
-from .notify import LONGEST_S, Notifier
 from .policy import Policy
 from .processes import ProcessId, become_subreaper, boot_id, boottime_s, children_of, signal_group
-from .restart import Restart
-from .retention import Retention
-from .room import Room
 from .runs import RunFolder, RunState
 from .watch import NON_FINITE, Trouble, Watch
 from .workdir import WorkDir
+
+if TYPE_CHECKING:
+    from .notify import Notifier
+    from .restart import Restart
+    from .retention import Retention
+    from .room import Room
 
 _LOOK_S = 0.2
 _BEAT_S = 2.0
@@ -62,12 +63,15 @@ def end_state(
 class Supervisor:
     """One run, from its start to exit.json. A stop is asked for by stop.json or by SIGTERM to this process."""
 
+    _notifier: "Notifier"
+    _retention: "Retention"
+    _room: "Room"
+
     def __init__(self, folder: RunFolder, agent_file: str) -> None:
         self._folder = folder
         self._agent_file = agent_file
         self._record = folder.record()
         self._policy = Policy.of_record(self._record)
-        self._retention = Retention(folder, self._policy)
         self._secrets: Dict[str, str] = {}
         self._log = JobLog(folder.log, self._policy)
         self._watch = Watch(
@@ -76,8 +80,6 @@ class Supervisor:
             first_step_s=self._policy.first_step_s,
             last_step=folder.planned_steps(),
         )
-        self._notifier = Notifier(folder)
-        self._room = Room(folder, self._warn_of_disk)
         self._trouble: Optional[Trouble] = None
         self._end_at = 0.0
         self._pid = 0
@@ -99,9 +101,13 @@ class Supervisor:
             self._start()
         except (OSError, AgentError, subprocess.SubprocessError) as error:
             write_exit(self._folder, RunState.FAILED, error=str(error))
+            self._attend()
             self._notifier.tell("ended", f"could not start: {error}")
             self._wait_for_notices(wake)
             return
+        # whoever launched it waits for the job's start, and for nothing else
+        self._beat()
+        self._attend()
         while self._status is None:
             self._beat()
             self._look_for_stop()
@@ -114,15 +120,29 @@ class Supervisor:
         self._drain(wake)
         self._look_once_more()
         self._keep_checkpoints(self._retention.finish)
-        restart = Restart(self._folder, self._secrets, self._agent_file)
+        restart = self._restart(self._folder, self._secrets, self._agent_file)
         self._finish(self._status, (cgroup.oom_kills() or 0) - kills_before, restart)
         # told after exit.json, before a restart that may wait for long
         self._notifier.tell("ended", str(((self._folder.ended() or {}).get("reason") or {}).get("what", "")))
         restart.carry_out(lambda: self._stopped_meanwhile(wake))
         self._wait_for_notices(wake)
 
+    def _attend(self) -> None:
+        """Gets what a run that goes on needs beside its log."""
+        from .notify import Notifier
+        from .restart import Restart
+        from .retention import Retention
+        from .room import Room
+
+        self._notifier = Notifier(self._folder)
+        self._retention = Retention(self._folder, self._policy)
+        self._room = Room(self._folder, self._warn_of_disk)
+        self._restart = Restart
+
     def _wait_for_notices(self, wake: int) -> None:
         """A unit that ends takes them along. The run has ended, whatever they do."""
+        from .notify import LONGEST_S
+
         until = time.monotonic() + LONGEST_S
         while self._notifier.children and time.monotonic() < until:
             self._sleep(wake)
@@ -321,6 +341,8 @@ class Supervisor:
         stalled = self._trouble is not None and self._trouble.kind != NON_FINITE
         trouble = None if stalled and code == 0 else self._trouble
         if trouble is not None and trouble.kind == NON_FINITE:
+            from .checkpoints import last_finite
+
             found = last_finite(WorkDir(self._folder.root), self._folder, trouble.good_step)
             trouble = replace(trouble, good_checkpoint=None if found is None else str(found.path))
         state = end_state(code, number, self._stop_deadline is not None, oom_kills, trouble)

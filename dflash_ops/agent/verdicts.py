@@ -6,9 +6,11 @@ import enum
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from .accounts import Account
 from .auto import choices
+from .beside import beside
 from .environments import ManagedEnvironment
 from .errors import AgentError, ExitCode
 from .files import digest_of, read_json, write_json
@@ -85,16 +87,20 @@ def target_identity(target: str) -> str:
     return digest_of({"files": seen})
 
 
-def stamp(work: WorkDir, job: Job) -> Binding:
+Look = Callable[[str, Optional[Account]], Environment]
+
+
+def stamp(work: WorkDir, job: Job, look: Look = probe) -> Binding:
     """The binding of a job now: the staged tree hashed again, the environment looked at again.
 
     AgentError `tampered`.
     """
-    return stamp_with_environment(work, job)[0]
+    return stamp_with_environment(work, job, look)[0]
 
 
-def stamp_with_environment(work: WorkDir, job: Job) -> Tuple[Binding, Environment]:
+def stamp_with_environment(work: WorkDir, job: Job, look: Look = probe) -> Tuple[Binding, Environment]:
     """As `stamp`, with what its `environment` is the digest of."""
+    looking = beside(lambda: look(job.python, job.account))
     why = damage(job.release, job.digest)
     if why is not None:
         raise AgentError(
@@ -104,7 +110,7 @@ def stamp_with_environment(work: WorkDir, job: Job) -> Tuple[Binding, Environmen
             "deploy again: it is staged anew, and proven anew",
             ExitCode.CANARY_INCONCLUSIVE,
         )
-    installed = probe(job.python, job.account)
+    installed = looking()
     binding = Binding(
         job.digest,
         job.module,
