@@ -25,4 +25,4 @@ def command(*, events: Events, result: dict[str, Any], playbook: str, sets: tupl
 
     with built(load_playbook(playbook, sets=sets), events) as release:
         result["release"] = release.digest
-        result["findings"] = len(checked(release, events))
+        result["findings"] = len(checked(release, events, anew=True))

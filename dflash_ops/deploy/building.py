@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from tempfile import TemporaryDirectory
 from dflash_ops.config import Playbook
 from dflash_ops.deploy.events import Events
 from dflash_ops.errors import ExitCode, OpsError
-from dflash_ops.release import Finding, Release, ReleaseError, Source, build, check, finding_dict
+from dflash_ops.release import CheckMemory, Finding, Release, ReleaseError, Source, build, finding_dict
 
 
 def source_of(playbook: Playbook) -> Source:
@@ -49,13 +50,19 @@ def built(playbook: Playbook, events: Events) -> Iterator[Release]:
         yield release
 
 
-def checked(release: Release, events: Events) -> list[Finding]:
-    """Static rules over the built tree; every finding is an event. Raises OpsError (exit 3) when one is an error."""
-    findings = check(release.tree, python=None)
+def checked(release: Release, events: Events, *, anew: bool = False) -> list[Finding]:
+    """Static rules over the built tree; every finding is an event. Raises OpsError (exit 3) when one is an error.
+
+    What they found in exactly this content before is remembered, unless they are asked `anew`.
+    """
+    memory = CheckMemory.at(os.environ)
+    found = None if anew else memory.recall(release.digest)
+    findings = _found(release, memory) if found is None else found
     for finding in findings:
         events.emit("finding", **finding_dict(finding))
     refused = [finding for finding in findings if finding.blocks]
-    events.emit("checked", release=release.digest, findings=len(findings), refused=len(refused))
+    remembered = found is not None
+    events.emit("checked", release=release.digest, findings=len(findings), refused=len(refused), remembered=remembered)
     if refused:
         first = refused[0]
         raise OpsError(
@@ -65,4 +72,12 @@ def checked(release: Release, events: Events) -> list[Finding]:
             where=f"{first.path}:{first.line}",
             fix=first.fix,
         )
+    return findings
+
+
+def _found(release: Release, memory: CheckMemory) -> list[Finding]:
+    from dflash_ops.release import check
+
+    findings = check(release.tree, python=None)
+    memory.keep(release.digest, findings)
     return findings

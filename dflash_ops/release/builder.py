@@ -74,16 +74,11 @@ def _write_tree(tree: Mapping[str, TreeFile], manifest: Manifest, out: Path) -> 
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
             root = Path(scratch) / "tree"
             root.mkdir()
-            folders = {root}
             for path, file in [*tree.items(), (MANIFEST, TreeFile(manifest.to_bytes(), 0o644))]:
                 place = root / path
                 place.parent.mkdir(parents=True, exist_ok=True)
-                folders.add(place.parent)
                 _write_file(place, file)
-            for folder in folders:
-                _sync_folder(folder)
             root.replace(out)
-            _sync_folder(out.parent)
     except OSError as error:
         raise ReleaseError(
             f"the release cannot be written: {error.strerror}", str(out), "free space there, or name another folder"
@@ -93,14 +88,4 @@ def _write_tree(tree: Mapping[str, TreeFile], manifest: Manifest, out: Path) -> 
 def _write_file(place: Path, file: TreeFile) -> None:
     with place.open("wb") as stream:
         stream.write(file.data)
-        stream.flush()
         os.fchmod(stream.fileno(), file.mode)
-        os.fsync(stream.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
