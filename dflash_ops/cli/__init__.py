@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -78,13 +77,11 @@ def group() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Console script. Exits with the documented codes only."""
+    """Exits with the documented codes only."""
     from dflash_ops.errors import ExitCode
 
     # what is brought home or written here may quote anything: it is its owner's alone
     os.umask(0o077)
-    # `kill`, and what ends a service or a session, is Ctrl-C to us: the same last words, no run is touched
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = group.main(args=argv, prog_name="dflash-ops", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

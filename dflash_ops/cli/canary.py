@@ -47,19 +47,23 @@ def command(
 
     Example: dflash-ops canary --host ct200 --playbook train
     """
-    from dflash_ops.config import load_playbook
-    from dflash_ops.deploy.deploying import Choices, Outcome, prove
     from dflash_ops.deploy.session import Session
 
     chosen = chosen_host(events, host, inventory)
-    loaded = load_playbook(playbook, sets=sets)
-    outcome = Outcome()
-    try:
-        with Session(chosen, events) as session:
+    with Session(chosen, events) as session:
+        # the host begins while the rest is imported, read and built here
+        session.open_ahead()
+
+        from dflash_ops.config import load_playbook
+        from dflash_ops.deploy.deploying import Choices, Outcome, prove
+
+        loaded = load_playbook(playbook, sets=sets)
+        outcome = Outcome()
+        try:
             prove(session, loaded, events, Choices(runs=runs, again=again, tune=tune), outcome)
-    finally:
-        result.update(
-            release=outcome.release or None,
-            verdict=outcome.verdict,
-            folder=str(outcome.folder.resolve()) if outcome.folder else None,
-        )
+        finally:
+            result.update(
+                release=outcome.release or None,
+                verdict=outcome.verdict,
+                folder=str(outcome.folder.resolve()) if outcome.folder else None,
+            )

@@ -16,6 +16,7 @@ from dflash_ops.config import Host, all_hosts, load_host
 from dflash_ops.deploy.events import Event, Events
 from dflash_ops.deploy.ledger import Ledger
 from dflash_ops.errors import ExitCode, OpsError
+from dflash_ops.interrupts import in_the_command
 
 Function = Callable[..., Any]
 LAUNCHERS = ("canary", "deploy", "resume")
@@ -77,9 +78,15 @@ def view_for(as_json: bool) -> Callable[[Event], None]:
         from dflash_ops.ui.json_view import json_view
 
         return json_view
-    from dflash_ops.ui.human import HumanView
 
-    return HumanView()
+    @functools.cache
+    def human() -> Callable[[Event], None]:
+        from dflash_ops.ui.human import HumanView
+
+        return HumanView()
+
+    # at the first event: until then a command has better things to do than to import what it is drawn with
+    return lambda event: human()(event)  # noqa: PLW0108
 
 
 def command_end(function: Callable[..., None]) -> Function:
@@ -88,6 +95,7 @@ def command_end(function: Callable[..., None]) -> Function:
 
     @functools.wraps(function)
     def run(as_json: bool, debug: bool, **arguments: Any) -> int:
+        in_the_command()
         events = Events(view_for(as_json))
         result: dict[str, Any] = {}
         code = ExitCode.DONE

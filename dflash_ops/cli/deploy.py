@@ -92,33 +92,40 @@ def command(
     """
     from contextlib import ExitStack
 
-    from dflash_ops.config import load_playbook
-    from dflash_ops.deploy.deploying import Choices, Outcome, deploy
-    from dflash_ops.deploy.first_weights import Here, OnHost, begun, parsed, with_asset
-    from dflash_ops.deploy.planning import plan
     from dflash_ops.deploy.session import Session
 
     said = skip_reason(skip_canary, reason)
     chosen = chosen_host(events, host, inventory)
-    loaded = load_playbook(playbook, sets=with_restarts(sets, restarts))
-    first = None if init_from is None else parsed(init_from)
-    on_host = first if isinstance(first, OnHost) else None
-    choices = Choices(runs=runs, detach=detach, again=again, skip_reason=said, release=release, first=on_host)
-    planned = loaded if first is None else begun(loaded, str(first))
-    if dry_run:
-        events.emit("plan", steps=plan(chosen, planned, choices))
-        return
-    outcome = Outcome()
-    try:
-        with ExitStack() as stack:
+    with ExitStack() as stack:
+        session = None if dry_run else stack.enter_context(Session(chosen, events))
+        if session is not None:
+            # the host begins while the rest is imported, read and built here
+            session.open_ahead()
+
+        from dflash_ops.config import load_playbook
+        from dflash_ops.deploy.deploying import Choices, Outcome, deploy
+        from dflash_ops.deploy.first_weights import Here, OnHost, begun, parsed, with_asset
+
+        loaded = load_playbook(playbook, sets=with_restarts(sets, restarts))
+        first = None if init_from is None else parsed(init_from)
+        on_host = first if isinstance(first, OnHost) else None
+        choices = Choices(runs=runs, detach=detach, again=again, skip_reason=said, release=release, first=on_host)
+        if session is None:
+            from dflash_ops.deploy.planning import plan
+
+            planned = loaded if first is None else begun(loaded, str(first))
+            events.emit("plan", steps=plan(chosen, planned, choices))
+            return
+        outcome = Outcome()
+        try:
             if isinstance(first, Here):
                 loaded = stack.enter_context(with_asset(loaded, first))
-            deploy(stack.enter_context(Session(chosen, events)), loaded, events, choices, outcome)
-    finally:
-        result.update(
-            release=outcome.release or None,
-            verdict=outcome.verdict,
-            run=outcome.run,
-            state=outcome.state,
-            folder=str(outcome.folder.resolve()) if outcome.folder else None,
-        )
+            deploy(session, loaded, events, choices, outcome)
+        finally:
+            result.update(
+                release=outcome.release or None,
+                verdict=outcome.verdict,
+                run=outcome.run,
+                state=outcome.state,
+                folder=str(outcome.folder.resolve()) if outcome.folder else None,
+            )

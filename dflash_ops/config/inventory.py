@@ -11,8 +11,8 @@ from typing import Any
 from dflash_ops.config.document import Document, read_document
 from dflash_ops.config.errors import ConfigError, Problem, nearest
 from dflash_ops.config.host import Host, section_problems
-from dflash_ops.config.loading import validated
 from dflash_ops.config.places import bundled, folder_label, shown, user_config, yaml_files
+from dflash_ops.config.translate import validated
 
 ENVIRONMENT = "DFLASH_OPS_HOST"
 LOCAL = "local"

@@ -5,33 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import ValidationError
+from typing import Any
 
 from dflash_ops.config.asset import PREFIX, USERS
-from dflash_ops.config.base import Model
 from dflash_ops.config.document import Document, KeyPath, read_document
 from dflash_ops.config.environment import read_lock
 from dflash_ops.config.errors import ConfigError, Problem, nearest
 from dflash_ops.config.overrides import Settings, override
 from dflash_ops.config.places import YAML_SUFFIXES, bundled, folder_label, user_config, yaml_files
 from dflash_ops.config.playbook import BUNDLED, Playbook
-from dflash_ops.config.translate import Locate, problems_of
-
-Loaded = TypeVar("Loaded", bound=Model)
-
-
-def validated(model: type[Loaded], data: object, locate: Locate, more: Sequence[Problem] = ()) -> Loaded:
-    """The model, or ConfigError with every problem (`more`: those that the caller found itself)."""
-    problems = list(more)
-    try:
-        made = model.model_validate(data)
-    except ValidationError as error:
-        problems += problems_of(error, model, data, locate)
-    if problems:
-        raise ConfigError(problems)
-    return made
+from dflash_ops.config.translate import validated
 
 
 def load_playbook(name_or_path: str, *, sets: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Playbook:

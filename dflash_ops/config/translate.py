@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 import typing
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from dflash_ops.config.base import SECTIONS
+from dflash_ops.config.base import SECTIONS, Model
 from dflash_ops.config.document import Document, KeyPath
-from dflash_ops.config.errors import Problem, nearest
+from dflash_ops.config.errors import ConfigError, Problem, nearest
 
+Loaded = TypeVar("Loaded", bound=Model)
 Section = type[BaseModel]
 
 _KINDS = {
@@ -37,6 +38,18 @@ _LIMITS: dict[str, tuple[str, str]] = {
 
 Locate = Callable[[KeyPath], Document]
 """Which document a key path came from: the file, or an option of the command line."""
+
+
+def validated(model: type[Loaded], data: object, locate: Locate, more: Sequence[Problem] = ()) -> Loaded:
+    """The model, or ConfigError with every problem (`more`: those that the caller found itself)."""
+    problems = list(more)
+    try:
+        made = model.model_validate(data)
+    except ValidationError as error:
+        problems += problems_of(error, model, data, locate)
+    if problems:
+        raise ConfigError(problems)
+    return made
 
 
 def problems_of(error: ValidationError, model: Section, data: object, locate: Locate) -> Iterator[Problem]:

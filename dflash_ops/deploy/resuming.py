@@ -10,8 +10,8 @@ from typing import Any
 from dflash_ops.config import ConfigError, Playbook, load_playbook
 from dflash_ops.config.document import Document, KeyPath
 from dflash_ops.config.errors import Problem
-from dflash_ops.config.loading import validated
 from dflash_ops.config.overrides import override
+from dflash_ops.config.translate import validated
 from dflash_ops.deploy.building import built, checked
 from dflash_ops.deploy.deploying import Choices, Outcome, launch, proven, see_to_the_end
 from dflash_ops.deploy.events import Events

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ from dflash_ops.deploy.variables import read_notify, read_variables
 from dflash_ops.transport import Conversation, Pusher, transport_for
 
 REMOTE_STREAMS = 4
+QUICK_SWITCH_S = 0.0005
 
 
 @dataclass(frozen=True)
@@ -83,14 +85,25 @@ class Session:
 
     def open_ahead(self) -> None:
         """Begins the conversation that `open` will return, while something else is done here: reaching a host takes a
-        second or two. What goes wrong with it is raised by `open`."""
+        second or two. What goes wrong with it is raised by `open`.
+
+        A secret that cannot be read (OpsError, exit 2) stops the command before its host is reached.
+        """
+        if self._coming is not None or self._kept is not None:
+            return
+        _ = self.variables, self.notify
         self._coming = coming = Future[Conversation]()
+        before = sys.getswitchinterval()
+        # a handshake is twenty short steps: behind a busy thread each of them would wait for the whole interval
+        sys.setswitchinterval(QUICK_SWITCH_S)
 
         def begin() -> None:
             try:
                 coming.set_result(self._begin())
             except BaseException as error:
                 coming.set_exception(error)
+            finally:
+                sys.setswitchinterval(before)
 
         threading.Thread(target=begin, name="open-ahead", daemon=True).start()
 

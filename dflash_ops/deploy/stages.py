@@ -17,6 +17,7 @@ from dflash_ops.deploy.environments import HostEnvironment, at_once, diagnoses, 
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.examining import Subject, examine, footprint_arguments, probe_arguments
 from dflash_ops.deploy.lines import LineSplitter, gist
+from dflash_ops.deploy.naming import DIGITS, HOW, WORDS
 from dflash_ops.deploy.pushing import push
 from dflash_ops.deploy.session import Facts, Session, facts, owner
 from dflash_ops.errors import ExitCode, OpsError, TransportError
@@ -116,7 +117,7 @@ class Stages:
         Raises OpsError (exit 2) that names those that are there.
         """
         there = self.facts.raw["releases"]
-        if name in ("current", "previous"):
+        if name in WORDS:
             found = [digest for digest in there if digest == self.facts.raw[name]]
         else:
             found = [digest for digest in there if len(name) >= DIGITS and digest.startswith(name)]
@@ -128,7 +129,7 @@ class Stages:
             exit_code=ExitCode.USAGE,
             kind="unknown_release",
             where=self._where,
-            fix=f"say `current`, `previous` or at least {DIGITS} digits of one; without --release it is built anew",
+            fix=HOW,
         )
 
     def use(self, digest: str) -> None:
@@ -315,8 +316,6 @@ def _misnamed(name: str, found: list[str]) -> str:
     return "is too short to name a release" if 0 < len(name) < DIGITS else "names no release there"
 
 
-DIGITS = 8
-"""Of a digest, so that a name does not fit by accident."""
 CANARY_SLACK_S = 120
 """The host's deadline lies behind the trainer's own watchdog, which can say more."""
 LAUNCH_TIMEOUT_S = 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from dflash_ops.deploy.tuning import COLUMNS, rows
 from dflash_ops.ui.plain import plain_value
 
 MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warn[/]", "blocker": "[red]stop[/]"}
+LOGGED_LINES = 500
 OUTCOMES = {
     "pass": "[green]pass[/]",
     "warn": "[yellow]warn[/]",
@@ -35,6 +37,8 @@ class HumanView:
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._logged: deque[str] = deque(maxlen=LOGGED_LINES)
+        """The last log lines on standard error: an error's evidence is often their end."""
         self._views: dict[str, Callable[[Event], None]] = {
             "plan": self._plan,
             "chosen": lambda e: self._say(f"host [bold]{escape(e['host'])}[/] ({escape(e['why'])})"),
@@ -44,6 +48,7 @@ class HumanView:
             "checked": lambda e: self._say(
                 f"check    {e['findings'] or 'nothing'} found"
                 + (f", {number(e['refused'], 'error')}" if e["refused"] else "")
+                + (" (remembered: nothing of it has changed)" if e["remembered"] else "")
             ),
             "connected": lambda e: self._say(
                 f"connect  {escape(e['host'])}: {escape(e['hostname'])}, work directory {escape(e['workdir'])}"
@@ -202,6 +207,8 @@ class HumanView:
 
     def _log(self, event: Event) -> None:
         stream = sys.stdout if event["source"] == "run" else sys.stderr
+        if stream is sys.stderr:
+            self._logged.append(event["line"].rstrip())
         stream.write(event["line"] + "\n")
         stream.flush()
 
@@ -318,7 +325,7 @@ class HumanView:
         self._say(f"[bold red]error[/]    {escape(what)}")
         if event["where"]:
             self._say(f"  where  {escape(event['where'])}")
-        lines = _evidence_lines(event["evidence"])
+        lines = [line for line in _evidence_lines(event["evidence"]) if line.rstrip() not in self._logged]
         # names that are offered are not listed twice
         if not (isinstance(event["evidence"], list) and all(line in event["fix"] for line in lines)):
             for line in lines:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dflash_ops.cli import group
 from dflash_ops.config import ConfigError, Host, load_host, load_playbook
 from dflash_ops.config.document import Document, parse_document
-from dflash_ops.config.loading import validated
+from dflash_ops.config.translate import validated
 
 CORPUS = [
     "",

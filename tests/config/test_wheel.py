@@ -66,7 +66,7 @@ def test_schemas_license_and_the_command_are_there(unpacked: Path) -> None:
     for name in ("host", "playbook"):
         assert (unpacked / f"dflash_ops/config/schema/{name}.schema.json").is_file()
     (info,) = unpacked.glob("dflash_ops-*.dist-info")
-    assert "dflash-ops = dflash_ops.cli:main" in (info / "entry_points.txt").read_text()
+    assert "dflash-ops = dflash_ops.__main__:main" in (info / "entry_points.txt").read_text()
     assert "Apache License" in (info / "licenses/LICENSE").read_text()
     metadata = (info / "METADATA").read_text()
     base = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]

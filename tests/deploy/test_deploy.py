@@ -237,6 +237,16 @@ def test_skipping_the_canary_is_carried_for_ever(desk: Desk) -> None:
     assert reason in desk.type("runs", "--host", "box").err
 
 
+def test_a_dry_run_refuses_what_cannot_be_a_release(desk: Desk) -> None:
+    for name in ("zzz", "abc", "ABCDEF01", "", "current2"):
+        refused = desk.deploy("--release", name, "--dry-run")
+        assert (refused.code, refused.error["kind"]) == (2, "unknown_release"), name
+        assert refused.named("plan") == []
+    for name in ("current", "previous", "0123abcd"):
+        assert desk.deploy("--release", name, "--dry-run").code == 0
+    assert not (desk.folder / "work").exists()
+
+
 def test_dry_run_touches_nothing(desk: Desk) -> None:
     before = sorted(path for path in desk.folder.rglob("*") if "home" not in path.parts)
     done = desk.deploy("--dry-run")

@@ -21,6 +21,19 @@ def error(**more: object) -> Event:
     return {"event": "error", "what": "no", "where": "box", "fix": "", "evidence": None, **more}
 
 
+def test_a_log_that_was_shown_is_not_shown_again_as_evidence(capfd: pytest.CaptureFixture[str]) -> None:
+    view = HumanView()
+    for line in ("Collecting tiny", "ERROR: no such wheel"):
+        view({"event": "log", "source": "environment", "line": line})
+    view({"event": "log", "source": "run", "line": "step 1"})
+    # that of a run goes to standard output, which may be elsewhere
+    view(error(evidence=["Collecting tiny", "ERROR: no such wheel", "step 1", "exit code 1"]))
+    told = capfd.readouterr().err
+    assert [told.count(line) for line in ("Collecting tiny", "ERROR: no such wheel", "step 1", "exit code 1")] == [
+        1
+    ] * 4
+
+
 def test_names_that_are_offered_are_not_listed_twice(capfd: pytest.CaptureFixture[str]) -> None:
     told = shown(error(fix="choose one of: a-1, b-2", evidence=["a-1", "b-2"]), capfd)
     assert told.count("a-1") == told.count("b-2") == 1

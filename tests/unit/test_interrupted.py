@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,6 +17,60 @@ import pytest
 from dflash_ops import cli
 from dflash_ops.cli.common import command_end
 from dflash_ops.deploy.events import Events
+
+SENDS_ITSELF = """
+import os, sys
+class Interrupt:
+    def find_spec(self, name, path, target=None):
+        if name == os.environ["AT_IMPORT_OF"]:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+sys.meta_path.insert(0, Interrupt())
+"""
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """A command takes both signals for itself."""
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("module", "number", "as_json"),
+    [
+        ("click", signal.SIGINT, False),
+        ("dflash_ops.cli.status", signal.SIGTERM, False),
+        ("pydantic", signal.SIGINT, True),
+        ("dflash_ops.deploy.session", signal.SIGINT, False),
+    ],
+)
+def test_interrupted_while_it_is_imported(tmp_path: Path, module: str, number: int, as_json: bool) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SENDS_ITSELF)
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    more = {"PYTHONPATH": path, "AT_IMPORT_OF": module, "SIGNAL": str(int(number)), "HOME": str(tmp_path)}
+    (tmp_path / "hosts").mkdir()
+    (tmp_path / "hosts" / "box.yaml").write_text("transport: local\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "dflash_ops", "status", "--host", "box", *(["--json"] if as_json else [])],
+        cwd=tmp_path,
+        env={**os.environ, **more},
+        capture_output=True,
+        text=True,
+        check=False,
+        # tests in the background inherit an ignored SIGINT; a person at a terminal does not
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert done.returncode == 130, done.stderr
+    if as_json:
+        assert [json.loads(line)["event"] for line in done.stdout.splitlines()] == ["notice", "result"]
+        assert (json.loads(done.stdout.splitlines()[-1])["exit"], done.stderr) == (130, "")
+    else:
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("note") and "interrupted: type it again" in line
+        assert done.stdout == ""
 
 
 @pytest.mark.parametrize(
@@ -41,8 +101,6 @@ def test_interrupted_before_it_began(monkeypatch: pytest.MonkeyPatch, capfd: pyt
         raise click.Abort
 
     monkeypatch.setattr(cli.group, "main", interrupted)
-    # main takes SIGTERM for itself
-    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
     monkeypatch.setattr(cli.os, "umask", lambda _: 0)
     with pytest.raises(SystemExit) as ended:
         cli.main(["runs", "--json"])
