@@ -7,15 +7,19 @@ are not (a template that leaves out earlier reasoning, say), the conversation ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jinja2
 
 from trainer.bad_rows import EMPTY_ANSWER, HISTORY, TEMPLATE, BadRow
+from trainer.errors import InputError, nearest
 
 Message = dict[str, str]
 Conversation = tuple[Message, ...]
+Variables = Mapping[str, bool | int | float | str]
+"""What a chat template is rendered with besides the messages, by name: `enable_thinking`, say."""
 
 
 def conversation_of(value: Iterable[Any]) -> Conversation:
@@ -52,7 +56,21 @@ def asked(conversation: Conversation) -> list[Conversation]:
     return turns
 
 
-def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> list[int]:
+def refuse_unread(variables: Variables | None, tokenizer: Any) -> None:
+    """Raise `InputError` for a variable whose name the target's template does not have: it would change nothing."""
+    template = str(tokenizer.chat_template or "")
+    known = set(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", template))
+    for name in variables or ():
+        if name not in known:
+            guess = nearest(name, known)
+            raise InputError(
+                f"the target's chat template does not read {name!r}" if template else "the target has no chat template",
+                "training.chat_template_kwargs",
+                f"did you mean {guess!r}?" if guess else "leave it out",
+            )
+
+
+def prompt_ids(messages: Sequence[Message], tokenizer: Any, variables: Variables | None = None) -> list[int]:
     """Token ids of a conversation for which an answer is due. Raises `BadRow`.
 
     A target without a chat template gets the bare text of a single message.
@@ -61,23 +79,25 @@ def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> list[int]:
         if len(messages) > 1:
             raise BadRow(TEMPLATE, "the target has no chat template, and there are several messages")
         return [int(each) for each in tokenizer(messages[0]["content"])["input_ids"]]
-    return _ids(_rendered(messages, tokenizer, answer_due=True), tokenizer)
+    return _ids(_rendered(messages, tokenizer, variables, answer_due=True), tokenizer)
 
 
-def supervised(conversation: Conversation, tokenizer: Any, ends: frozenset[int]) -> tuple[list[int], list[int]]:
+def supervised(
+    conversation: Conversation, tokenizer: Any, ends: frozenset[int], variables: Variables | None = None
+) -> tuple[list[int], list[int]]:
     """Token ids [S] of a conversation with its answers as they are, and its loss mask [S]. Raises `BadRow`.
 
     The mask is 1 where the assistant writes: from behind the generation prompt to the end of its turn, and the end
     token too where the template has one of `ends` there.
     """
-    whole = _rendered(conversation, tokenizer, answer_due=False)
+    whole = _rendered(conversation, tokenizer, variables, answer_due=False)
     ids = _ids(whole, tokenizer)
     mask = [0] * len(ids)
     texts = [tokenizer.decode([each]) for each in sorted(ends)]
     for turn, message in enumerate(conversation):
         if message["role"] != "assistant":
             continue
-        before = _rendered(conversation[:turn], tokenizer, answer_due=True)
+        before = _rendered(conversation[:turn], tokenizer, variables, answer_due=True)
         if not whole.startswith(before):
             raise BadRow(HISTORY)
         through = before + _written(whole[len(before) :], message["content"].strip(), texts)
@@ -106,11 +126,13 @@ def _written(rest: str, content: str, ends: Sequence[str]) -> str:
     return rest[: lead + len(content)]
 
 
-def _rendered(messages: Sequence[Message], tokenizer: Any, *, answer_due: bool) -> str:
+def _rendered(messages: Sequence[Message], tokenizer: Any, variables: Variables | None, *, answer_due: bool) -> str:
     if not tokenizer.chat_template:
         raise BadRow(TEMPLATE, "the target has no chat template")
     try:
-        text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answer_due)
+        text: str = tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=answer_due, **(variables or {})
+        )
     except (jinja2.TemplateError, TypeError, ValueError) as error:
         raise BadRow(TEMPLATE, str(error)) from error
     return text

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from trainer.chat import refuse_unread
 from trainer.checkpoint import load_checkpoint
 from trainer.errors import Caution, InputError
 from trainer.facts import TargetFacts, cautions, open_data, refuse_other_drafter, target_facts
@@ -46,6 +47,8 @@ def _data(settings: Settings, facts: TargetFacts | None) -> dict[str, str] | Non
         refuse_mask_in_data(facts.drafter.mask_token_id, facts.tokenizer, facts.drafter.vocab_size, data)
     if not made_here:
         return None
+    if facts is not None:
+        refuse_unread(training.chat_template_kwargs, facts.tokenizer)
     if training.data is not None:
         why = f"the conversations of {training.data} as token ids of {settings.workload.target}"
         return {"key": prepare_key(settings), "why": why}

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from trainer.bad_rows import EMPTY_ANSWER, HISTORY, MASK_TOKEN, NOT_EXACT, TOO_LONG, BadRow, BadRows
-from trainer.chat import Conversation, Message, asked, prompt_ids, supervised
+from trainer.chat import Conversation, Message, Variables, asked, prompt_ids, supervised
 from trainer.engine import UNTOLD, Prompts
 
 log = logging.getLogger(__name__)
@@ -31,13 +31,14 @@ class Row:
 @dataclass(frozen=True)
 class Rules:
     """How rows are written, and what makes them unusable. `ends`: tokens that end an answer; `longest`: the largest
-    bucket, in tokens, which rows that are `held_out` may exceed."""
+    bucket, in tokens, which rows that are `held_out` may exceed; `variables`: of the chat template."""
 
     tokenizer: Any
     ends: frozenset[int]
     longest: int
     mask_token: int
     held_out: Collection[int]
+    variables: Variables | None
 
     def too_long(self, row: int, prompt: Sequence[int]) -> bool:
         """Whether no anchor (two tokens of an answer in a row) fits behind the prompt."""
@@ -90,7 +91,7 @@ def answered(
 
 
 def _next_prompt(number: int, row: Row, rules: Rules) -> list[int]:
-    prompt = prompt_ids(row.history, rules.tokenizer)
+    prompt = prompt_ids(row.history, rules.tokenizer, rules.variables)
     if prompt[: len(row.input_ids)] != row.input_ids:
         raise BadRow(HISTORY)
     if rules.mask_token in prompt:
@@ -127,7 +128,7 @@ def as_they_are(conversations: Mapping[int, Conversation], rules: Rules, bad: Ba
 
 
 def _row_of(number: int, conversation: Conversation, rules: Rules) -> Row:
-    ids, mask = supervised(conversation, rules.tokenizer, rules.ends)
+    ids, mask = supervised(conversation, rules.tokenizer, rules.ends, rules.variables)
     if rules.mask_token in ids:
         raise BadRow(MASK_TOKEN)
     seen = mask if number in rules.held_out else mask[: rules.longest]

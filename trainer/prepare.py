@@ -19,7 +19,7 @@ import torch
 
 from trainer.assets import resolve_asset
 from trainer.bad_rows import MALFORMED, BadRows
-from trainer.chat import Conversation, conversation_of
+from trainer.chat import Conversation, conversation_of, refuse_unread
 from trainer.conversations import Row, Rules, answered, as_they_are
 from trainer.data import HeldOut, holds_messages, open_folder
 from trainer.endpoint import Endpoint, EndpointEngine
@@ -70,6 +70,8 @@ def prepare_key(settings: Settings) -> str:
         "longest": work.buckets[-1],
         "evaluation_prompts": training.evaluation_prompts,
     }
+    if training.chat_template_kwargs:
+        parts["chat_template_kwargs"] = dict(training.chat_template_kwargs)
     if training.data is not None:
         folder = Path(training.data)
         parts["data"] = {
@@ -130,13 +132,15 @@ def _make(settings: Settings, key: str, out: Path, journal: Journal) -> None:
     path = resolve_asset(work.target, "workload.target")
     tokenizer, config = load_tokenizer(path, settings.cache), load_config(path, settings.cache)
     mask_token = resolve_mask_token(work.mask_token, tokenizer, config)
+    variables = settings.training.chat_template_kwargs
+    refuse_unread(variables, tokenizer)
     conversations, bad = _conversations(settings)
     held_out = _held_out(conversations, settings.training.evaluation_prompts)
     usable = {number: each for number, each in conversations.items() if each is not None}
     shortened: list[int] = []
 
     def rules(ends: frozenset[int]) -> Rules:
-        return Rules(tokenizer, ends, work.buckets[-1], mask_token, held_out)
+        return Rules(tokenizer, ends, work.buckets[-1], mask_token, held_out, variables)
 
     if settings.training.data is None:
         engine, ends = _engine(settings, path, tokenizer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -69,6 +70,30 @@ def _url(value: object, where: str) -> object:
     if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", value):
         raise _refuse(value, where, "a URL like http://127.0.0.1:8000/v1")
     return value
+
+
+RESERVED_VARIABLES = (
+    *("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt"),
+    *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+)
+"""What a chat template is given anyhow, or what belongs to transformers' `apply_chat_template`."""
+
+
+def _variables(value: object, where: str) -> object:
+    if not isinstance(value, dict):
+        raise _refuse(value, where, "a mapping of names to a text, a number, true or false")
+    for name, item in value.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)) or name in RESERVED_VARIABLES:
+            raise InputError(
+                f"{name!r} is no variable that may be given to a chat template",
+                where,
+                "give those that the target's template reads, such as enable_thinking",
+            )
+        good = bool(item) if isinstance(item, str) else isinstance(item, int | float) and math.isfinite(item)
+        if not good:
+            raise _refuse(item, f"{where}.{name}", "a text that is not empty, a number, true or false")
+    return dict(value)
 
 
 def _choice(*options: str) -> _Check:
@@ -206,6 +231,7 @@ class Training:
     prompt_field: str = _key(_text, "prompt")
     prompt_count: int = _key(_integer(1), 64)
     bad_prompts: int = _key(_integer(0), 0)
+    chat_template_kwargs: Mapping[str, bool | int | float | str] | None = _key(_optional(_variables), None)
     engine: str = _key(_choice("transformers", "openai"), "transformers")
     endpoint: str | None = _key(_optional(_url), None)
     endpoint_model: str | None = _key(_optional(_text), None)

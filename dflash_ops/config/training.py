@@ -14,6 +14,13 @@ Positive = Annotated[float, Field(gt=0)]
 PathText = Annotated[str, TEXT]
 # no name and password in it: it is shown
 Url = Annotated[str, Matches(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", "a URL like http://127.0.0.1:8000/v1")]
+RESERVED = (
+    "messages|conversation|tools|documents|chat_template|add_generation_prompt|continue_final_message|tokenize|padding"
+    "|truncation|max_length|return_tensors|return_dict|return_assistant_tokens_mask|tokenizer_kwargs"
+)
+Variable = Annotated[
+    str, Matches(rf"(?!(?:{RESERVED})$)[A-Za-z_][A-Za-z0-9_]*", "a variable that the target's chat template reads")
+]
 
 
 class Training(Model):
@@ -45,6 +52,8 @@ class Training(Model):
     """Prompts that the target answers."""
     bad_prompts: Annotated[int, Field(ge=0)] = 0
     """Lines or rows that may be left out because they cannot be used; they are named. More are refused."""
+    chat_template_kwargs: dict[Variable, bool | int | float | Annotated[str, TEXT]] | None = None
+    """What the target's chat template is rendered with, by name: {enable_thinking: false} for Qwen3."""
     engine: Literal["transformers", "openai"] = "transformers"
     """Who answers: the target in the trainer's own process, or an OpenAI-compatible endpoint (vLLM, SGLang)."""
     endpoint: Annotated[Url | None, Field(validate_default=True)] = None

@@ -9,7 +9,7 @@ import pytest
 from dflash_ops.config import ConfigError, load_playbook
 from dflash_ops.config.document import parse_document
 from trainer.errors import InputError
-from trainer.settings import settings_from_json
+from trainer.settings import RESERVED_VARIABLES, settings_from_json
 
 SMALL = "version: 1\nworkload: {target: t, mask_token: m}\ntraining: {steps: 5}\n"
 COUNTS = [
@@ -95,6 +95,36 @@ def test_one_beginning(tmp_path: Path) -> None:
     settings = load_playbook(str(path), sets=["init_from=/c"]).settings("r", None, "/cache")
     settings["training"]["resume_from"] = "/c"
     with pytest.raises(InputError, match="init_from"):
+        settings_from_json(settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "good"),
+    [
+        ("{enable_thinking: false, reasoning_effort: high, budget: 64, share: 0.5}", True),
+        *(("{}", True), ("~", True)),
+        *(
+            (wrong, False)
+            for wrong in ("[enable_thinking]", "{enable-thinking: 1}", "{a: [1]}", "{a: ''}", "{a: null}")
+        ),
+        ("{a: .inf}", False),
+        *((f"{{{name}: a}}", False) for name in RESERVED_VARIABLES),
+    ],
+)
+def test_variables_of_the_chat_template(tmp_path: Path, given: str, good: bool) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(SMALL)
+    settings = load_playbook(str(path), sets=[]).settings("r", None, "/cache")
+    settings["training"]["chat_template_kwargs"] = parse_document(given, "x").data
+    path.write_text(SMALL.replace("{steps: 5}", f"{{steps: 5, chat_template_kwargs: {given}}}"))
+    if good:
+        taken = load_playbook(str(path), sets=[]).settings("r", None, "/cache")
+        assert taken == settings
+        assert settings_from_json(taken).training.chat_template_kwargs == parse_document(given, "x").data
+        return
+    with pytest.raises(ConfigError, match="chat_template_kwargs"):
+        load_playbook(str(path), sets=[])
+    with pytest.raises(InputError, match="chat_template_kwargs"):
         settings_from_json(settings)
 
 

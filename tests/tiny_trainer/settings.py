@@ -43,6 +43,11 @@ def _flag(value: Any) -> str | None:
     return None if isinstance(value, bool) else "true or false"
 
 
+def _variables(value: Any) -> str | None:
+    good = isinstance(value, dict) and all(isinstance(each, (bool, int, float, str)) for each in value.values())
+    return None if good else "a mapping of names to a text, a number, true or false"
+
+
 def _text_or_id(value: Any) -> str | None:
     return None if _text(value) is None or _integer(0)(value) is None else "a token or its id"
 
@@ -125,6 +130,7 @@ class Training:
     prompt_field: str = "prompt"
     prompt_count: int = 64
     bad_prompts: int = 0
+    chat_template_kwargs: dict | None = None
     engine: str = "transformers"
     endpoint: str | None = None
     endpoint_model: str | None = None
@@ -197,6 +203,7 @@ _TRAINING: dict[str, Check] = {
     "prompt_field": _text,
     "prompt_count": _integer(1),
     "bad_prompts": _integer(0),
+    "chat_template_kwargs": _or_null(_variables),
     "engine": _one_of("transformers", "openai"),
     "endpoint": _or_null(_text),
     "endpoint_model": _or_null(_text),

@@ -35,6 +35,13 @@ THINKING = (
 )
 """As Qwen3: reasoning only in the last answer, an empty one where it has none; left out of earlier answers."""
 
+SWITCHED = THINKING.replace(
+    "assistant\\n' }}{%- endif %}",
+    "assistant\\n' }}{%- if enable_thinking is defined and enable_thinking is false %}"
+    "{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}{%- endif %}",
+)
+"""As Qwen3 with its switch: without thinking, the prompt itself ends with an empty thought."""
+
 BARE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.chat_templates import ALTERNATING, BARE, CHATML_SYSTEM, HEADERS, THINKING, byte_tokenizer
+from tests.trainer.chat_templates import ALTERNATING, BARE, CHATML_SYSTEM, HEADERS, SWITCHED, THINKING, byte_tokenizer
 from trainer.bad_rows import HISTORY, TEMPLATE, BadRow
-from trainer.chat import asked, conversation_of, prompt_ids, supervised
+from trainer.chat import asked, conversation_of, prompt_ids, refuse_unread, supervised
+from trainer.errors import InputError
 
 pytestmark = pytest.mark.torch
 
@@ -67,6 +68,28 @@ def test_reasoning_is_supervised_where_the_template_keeps_it_and_named_where_it_
     with pytest.raises(BadRow) as caught:
         supervised(conversation_of([TALK[1], thought, TALK[3], TALK[4]]), tokenizer, ends)
     assert caught.value.reason == HISTORY
+
+
+def test_the_template_s_variables_reach_every_rendering() -> None:
+    tokenizer = byte_tokenizer(SWITCHED)
+    ends, off = frozenset({tokenizer.eos_token_id}), {"enable_thinking": False}
+    talk = conversation_of(TALK[1:3])
+    asks = [
+        tokenizer.decode(prompt_ids(talk[:1], tokenizer, given)) for given in (None, {"enable_thinking": True}, off)
+    ]
+    assert asks[0] == asks[1] and asks[2] == asks[0] + "<think>\n\n</think>\n\n"
+    # then the empty thought is the prompt's, else the target's
+    assert pieces(tokenizer, *supervised(talk, tokenizer, ends)) == ["<think>\n\n</think>\n\nok, one<|im_end|>"]
+    assert pieces(tokenizer, *supervised(talk, tokenizer, ends, off)) == ["ok, one<|im_end|>"]
+
+
+def test_a_variable_that_the_template_does_not_read_is_refused() -> None:
+    refuse_unread({"enable_thinking": False}, byte_tokenizer(SWITCHED))
+    refuse_unread(None, byte_tokenizer(None))
+    with pytest.raises(InputError, match=r"does not read 'enable_thinkng'.*did you mean 'enable_thinking'"):
+        refuse_unread({"enable_thinkng": False}, byte_tokenizer(SWITCHED))
+    with pytest.raises(InputError, match="has no chat template"):
+        refuse_unread({"enable_thinking": False}, byte_tokenizer(None))
 
 
 def test_a_token_across_the_border_is_no_border() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 import trainer.endpoint
 from tests.trainer.endpoint_server import Behaviour, serving
@@ -42,10 +44,10 @@ def given(ending_target: Path, make_settings: Any, tmp_path: Path) -> Any:
     """Settings on conversations whose answers end, or are cut."""
     prompts = written(tmp_path / "p.jsonl", [{"prompt": each} for each in TALKS])
 
-    def make(url: str | None = None, **more: Any) -> Json:
+    def make(url: str | None = None, *, target: Path = ending_target, **more: Any) -> Json:
         endpoint = {} if url is None else {"engine": "openai", "endpoint": url, "endpoint_concurrency": 3}
         return make_settings(
-            target=str(ending_target), prompts=prompts, prompt_count=5, evaluation_prompts=1, answer_tokens=6,
+            target=str(target), prompts=prompts, prompt_count=5, evaluation_prompts=1, answer_tokens=6,
             answer_batch=1, buckets=[96], **endpoint, **more,
         )  # fmt: skip
 
@@ -63,6 +65,36 @@ def test_the_same_rows_as_the_target_here(ids: str | None, given: Any, ending_ta
     # every turn was asked once, and both endings were met
     assert len(behaviour.prompts) == sum(each["role"] == "user" for talk in TALKS for each in talk)
     assert 0 < facts["ended"] == facts_here["ended"] < 5
+
+
+def test_the_template_s_variables_are_in_what_either_engine_is_asked_and_in_the_key(
+    given: Any, ending_target: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(ending_target, target)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target)
+    tokenizer.chat_template = "{% if opening %}{{ opening }} {% endif %}" + tokenizer.chat_template
+    tokenizer.save_pretrained(target)
+    # another beginning, other answers: one of them is empty
+    opened = {"target": target, "chat_template_kwargs": {"opening": "w5"}, "bad_prompts": 2}
+    here, _ = made(given(**opened), tmp_path / "here")
+    behaviour = Behaviour()
+    with serving(target, behaviour) as url:
+        there, _ = made(given(url, **opened), tmp_path / "there")
+        asked = list(behaviour.prompts)
+        plain, _ = made(given(url, target=target), tmp_path / "plain")
+    first = tokenizer.convert_tokens_to_ids("w5")
+    assert there == here and all(each["input_ids"][0] == first for each in here)
+    assert asked and all(each[0] == first for each in asked)
+    assert all(each["input_ids"][0] == tokenizer.bos_token_id for each in plain)
+    keys = [given(target=target, chat_template_kwargs=each) for each in (None, {}, {"opening": "w5"}, {"opening": 1})]
+    keys = [prepare_key(settings_from_json(each)) for each in keys]
+    assert keys[0] == keys[1] and len(set(keys)) == 3
+    misspelt = settings_from_json(given(target=target, chat_template_kwargs={"openin": "w5"}))
+    (problem,) = check(misspelt, tmp_path_with(tmp_path, "check"))
+    assert (problem.where, problem.fix) == ("training.chat_template_kwargs", "did you mean 'opening'?")
+    with pytest.raises(InputError, match="does not read 'openin'"):
+        prepare(misspelt, tmp_path_with(tmp_path, "refused"))
 
 
 def test_trouble_passes(given: Any, ending_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
