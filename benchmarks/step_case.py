@@ -31,13 +31,15 @@ WINDOWS = 6
 class Case:
     """`replicas` are dealt out to `gpus`; with `exchange` they sum their gradients each step.
 
-    `width` and `layers` are the launch-bound model's. `profile`: the kernels' own times as well (one replica).
+    `width` and `layers` are the launch-bound model's, `rows` (samples a step) the drafter's. `profile`: the kernels'
+    own times as well (one replica).
     """
 
     strategy: str
     model: str = "launch-bound"
     width: int = 512
     layers: int = 5
+    rows: int = 1
     replicas: int = 1
     gpus: int = 1
     exchange: bool = False
@@ -91,7 +93,7 @@ class Run:
             "warm_up_s": [round(each["warm_up_s"], 2) for each in self._found],
             "share_of_tolerance": max(shares, default=None),
             "right": all(each <= 1 for each in shares),
-            **{key: value for key, value in self._found[0].items() if key.endswith("_ms")},
+            **{key: value for key, value in self._found[0].items() if key.endswith(("_ms", "flops"))},
             **_memory(self._devices),
         }
 
@@ -108,7 +110,7 @@ class Run:
         replicas = case.replicas if case.exchange else 1
         if case.model == "launch-bound":
             return LaunchBound(case.strategy, case.width, case.layers, index, replicas=replicas, device=device)
-        return Drafter(case.model, case.strategy, index, replicas=replicas, device=device)
+        return Drafter(case.model, case.strategy, index, rows=case.rows, replicas=replicas, device=device)
 
     def _work(self, index: int, gate: Gate) -> None:
         case, found = self._case, self._found[index]
@@ -130,7 +132,10 @@ class Run:
         if case.exchange and self._devices[index].type == "cuda":
             found["exchange_ms"] = self._exchange_time(index, trained)
         if case.profile:
-            found["kernels_ms"] = self._kernels(index, trained)
+            found["flops"] = trained.flops
+            found["matrix_flops"] = self._matrix_rate(index)
+            found["kernel_ms"] = self._kernels(index, trained)
+            found["kernels_ms"] = sum(found["kernel_ms"].values())
         self._together.wait()
         found["share"] = trained.share()
 
@@ -159,13 +164,31 @@ class Run:
         self._wait(index)
         return statistics.median(before.elapsed_time(after) for before, after in times)
 
-    def _kernels(self, index: int, trained: Trained, steps: int = 20) -> float:
-        """Sum of the kernels' own times, ms a step."""
+    def _kernels(self, index: int, trained: Trained, steps: int = 20) -> dict[str, float]:
+        """Each kernel's own time, ms a step, the longest first."""
+        if self._devices[index].type != "cuda":
+            return {}
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for number in range(steps):
                 self._step(index, trained, number)
             self._wait(index)
-        return sum(each.self_device_time_total for each in profile.key_averages()) / 1e3 / steps
+        found = {each.key: each.self_device_time_total / 1e3 / steps for each in profile.key_averages()}
+        return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+    def _matrix_rate(self, index: int, size: int = 8192, times: int = 30) -> float:
+        """FLOP/s of one large product in bfloat16, as the device is now."""
+        device = self._devices[index]
+        if device.type != "cuda":
+            return 0.0
+        left, right = (torch.randn((size, size), device=device, dtype=torch.bfloat16) for _ in range(2))
+        for _ in range(5):
+            torch.mm(left, right)
+        self._wait(index)
+        started = time.perf_counter()
+        for _ in range(times):
+            torch.mm(left, right)
+        self._wait(index)
+        return times * 2 * size**3 / (time.perf_counter() - started)
 
 
 def _memory(devices: list[torch.device]) -> dict[str, list[float]]:

@@ -29,6 +29,11 @@ class Trained(Protocol):
         """What an exchange sums."""
         ...
 
+    @property
+    def flops(self) -> float | None:
+        """Of a step, as the reference counts them; None where nobody counted."""
+        ...
+
     def accumulate(self, number: int) -> None:
         """Forward and backward of the step's only micro-batch."""
         ...
@@ -100,6 +105,11 @@ class LaunchBound:
     def gradients(self) -> list[Tensor]:
         """See `Trained`."""
         return self._step.gradients
+
+    @property
+    def flops(self) -> float | None:
+        """See `Trained`."""
+        return None
 
     def accumulate(self, number: int) -> None:
         """See `Trained`."""
@@ -187,7 +197,9 @@ DRAFTERS = {
 class Drafter:
     """The real drafter over a random frozen head: SmolLM2-135M's shape, or Qwen3-8B's."""
 
-    def __init__(self, model: str, strategy: str, index: int, *, replicas: int, device: torch.device) -> None:
+    def __init__(
+        self, model: str, strategy: str, index: int, *, rows: int, replicas: int, device: torch.device
+    ) -> None:
         (hidden, ffn, layers, heads, key_heads, head, vocabulary), (tokens, anchors, block) = DRAFTERS[model]
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         config = DrafterConfig(
@@ -213,15 +225,16 @@ class Drafter:
         drafter = drafter.to(device).requires_grad_(True)
         on_device = torch.Generator(device).manual_seed(7)
         embed = torch.randn((vocabulary, hidden), device=device, generator=on_device).mul_(0.02).to(dtype)
-        self._batches = [_batch(config, tokens, anchors, generator, embed) for _ in range(2)]
+        self._batches = [_batch(config, rows, tokens, anchors, generator, embed) for _ in range(2)]
         self._normaliser = torch.full((), 1.0 / self._batches[0].weight_sum, device=device)
+        self._flops = _drafter_flops(config, self._batches[0])
         self._step = DrafterStep(
             drafter,
             FrozenHead(embed, embed),
             MasterAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.0, clip=1.0),
             STRATEGIES[strategy],
             buckets=[tokens],
-            rows=1,
+            rows=rows,
             slots=anchors,
             accumulation=1,
             replicas=replicas,
@@ -233,6 +246,11 @@ class Drafter:
     def gradients(self) -> list[Tensor]:
         """See `Trained`."""
         return self._step.gradients
+
+    @property
+    def flops(self) -> float | None:
+        """See `Trained`."""
+        return self._flops
 
     def accumulate(self, number: int) -> None:
         """See `Trained`."""
@@ -247,16 +265,34 @@ class Drafter:
         return None
 
 
-def _batch(config: DrafterConfig, tokens: int, anchors: int, generator: torch.Generator, embed: Tensor) -> Batch:
+def _drafter_flops(config: DrafterConfig, batch: Batch) -> float:
+    """Linears three times (forward, and both gradients), attention 3.5 times, the head twice, since it is frozen.
+
+    The head is counted for all slots, though slot 0 is left out.
+    """
+    rows, tokens = batch.input_ids.shape
+    hidden, layers, size = config.hidden_size, config.num_hidden_layers, config.block_size
+    queries = batch.anchors.positions.numel() * size
+    heads, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    slots = queries * layers * 2 * hidden * (2 * heads + 2 * keys + 3 * config.intermediate_size)
+    context = rows * tokens * 2 * hidden * (layers * 2 * keys + len(config.target_layer_ids) * hidden)
+    attention = 4 * (float(batch.anchors.positions.sum()) * size + queries * size) * heads * layers
+    head = queries * 2 * hidden * config.vocab_size
+    return 3 * (slots + context) + 3.5 * attention + 2 * head
+
+
+def _batch(  # noqa: PLR0917 -- sizes, and where to
+    config: DrafterConfig, rows: int, tokens: int, anchors: int, generator: torch.Generator, embed: Tensor
+) -> Batch:
     device, dtype = embed.device, embed.dtype
-    ids = torch.randint(0, config.vocab_size - 1, (1, tokens), generator=generator)
-    lengths = torch.tensor([tokens])
-    mask = torch.ones((1, tokens), dtype=torch.bool)
+    ids = torch.randint(0, config.vocab_size - 1, (rows, tokens), generator=generator)
+    lengths = torch.full((rows,), tokens)
+    mask = torch.ones((rows, tokens), dtype=torch.bool)
     found = sample_anchors(mask, lengths, anchors, generator)
     labels, weights = block_labels(ids, mask, lengths, found, config.block_size, decay_gamma(config.block_size))
-    features = torch.randn((1, tokens, len(config.target_layer_ids) * config.hidden_size), generator=generator)
+    features = torch.randn((rows, tokens, len(config.target_layer_ids) * config.hidden_size), generator=generator)
     return Batch(
-        row_ids=(0,),
+        row_ids=tuple(range(rows)),
         input_ids=ids.to(device),
         lengths=lengths.to(device),
         features=features.to(device, dtype),

@@ -24,6 +24,7 @@ from trainer.data import Rows, TrainingData
 from trainer.exchange import Exchange
 from trainer.loss import block_labels
 from trainer.meter import Meter
+from trainer.pace import Pace
 from trainer.queues import Assignment, Assignments, OrderedQueue
 from trainer.recorded_target import RecordedTarget
 from trainer.sampler import RowOrder, derive_seed
@@ -237,6 +238,7 @@ class DrafterWorker(Worker):
         self._plan = plan
         self._board = board
         self._gate = gate
+        self._pace = Pace(device)
         self.steps_done = plan.first_step
 
     def work(self) -> None:
@@ -267,6 +269,7 @@ class DrafterWorker(Worker):
     def _train(self, step: int, replica: Replica) -> bool:
         """One optimiser step; True when it was the last one."""
         plan, own = self._plan, replica.step
+        self._pace.wait()
         started = time.monotonic()
         batches = [self._take() for _ in range(plan.accumulation)]
         waited = time.monotonic() - started
@@ -285,6 +288,7 @@ class DrafterWorker(Worker):
         assert stats is not None
         self._exchange.gradients(self._index, own.gradients)
         norm = own.update()
+        self._pace.mark()
         done = step + 1
         last = bool(stop) or done == plan.last_step
         self.steps_done = done
