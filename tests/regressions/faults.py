@@ -210,7 +210,6 @@ _COMPILE = (
         "captures-at-the-first-step",
         what="graphs are captured at the first step, when all workers run",
         lost="the capture of some workers, or of all",
-        rule=Rule("compile-outside-gate", "only one capture may be underway"),
         cuda=Check("cuda_graphs", "", alone=False, races=("worker",)),
         workload=_WHOLE,
     ),
