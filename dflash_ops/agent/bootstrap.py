@@ -1,6 +1,6 @@
 """The few lines that receive the agent on the host.
 
-BOOTSTRAP is one argv element of `PYTHON -I -c BOOTSTRAP NONCE SIZE SHA256 WORKDIR [--beat S]` and passes ssh,
+BOOTSTRAP is one argv element of `PYTHON -I -S -c BOOTSTRAP NONCE SIZE SHA256 WORKDIR [--beat S]` and passes ssh,
 sudo and `pct exec`: so it is one line with no double quote, backslash, dollar sign, backtick or exclamation mark.
 Statements joined by `;` allow no `try`, hence the excepthook; BufferedReader with a buffer of one byte
 reads exactly what is asked for and leaves the frames that follow on fd 0. It runs on Python 3.4 and newer, so that an
@@ -46,6 +46,6 @@ _STATEMENTS = (
     "fast=[name for name in os.listdir(folder) if name.startswith(begin) and name.endswith('.pyz')]",
     "fast=[os.path.join(folder,name) for name in fast]",
     "fast=[name for name in fast if hashlib.sha256(open(name,'rb').read()).hexdigest()==name.split('.')[-2]]",
-    "os.execv(sys.executable,[sys.executable,'-I',(fast+[path])[0],'serve',nonce,work]+sys.argv[5:])",
+    "os.execv(sys.executable,[sys.executable,'-I','-S',(fast+[path])[0],'serve',nonce,work]+sys.argv[5:])",
 )
 BOOTSTRAP = ";".join(_STATEMENTS)

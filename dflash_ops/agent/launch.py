@@ -173,7 +173,7 @@ def _begin(work: WorkDir, order: Order, admission: Admission, gpu_memory: Option
 
 def _start_supervisor(work: WorkDir, folder: RunFolder, policy: Policy, agent_file: str, *, only_as_unit: bool) -> None:
     """Starts it as a systemd unit, or detached where that cannot be; then run.json's `unit` becomes null."""
-    command = [sys.executable, "-I", agent_file, "supervise", str(folder.path)]
+    command = [sys.executable, "-I", "-S", agent_file, "supervise", str(folder.path)]
     record = folder.record()
     unit: Optional[str] = record["unit"]
     if unit is not None:

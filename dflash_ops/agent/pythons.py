@@ -16,31 +16,12 @@ from .arguments import Arguments
 from .devices import search_path
 from .errors import AgentError, ExitCode
 from .files import digest_of
+from .packages import LIST_PACKAGES
 from .releases import find_release
 from .workdir import SYSTEM_PATH
 
 if TYPE_CHECKING:
     from .conversation import Conversation
-
-_PROBE = """
-import sys
-del sys.path[0]
-import importlib.metadata, json, platform
-found = {}
-for item in importlib.metadata.distributions():
-    # item.metadata parses the whole description, twice: three times as long for what stands in two lines
-    text = item.read_text("METADATA") or item.read_text("PKG-INFO") or item.read_text("") or ""
-    told = {}
-    for line in text.splitlines():
-        key, colon, value = line.partition(":")
-        if not colon and not line.strip():
-            break
-        if key in ("Name", "Version"):
-            told.setdefault(key, value.strip())
-    if told.get("Name") and told.get("Version"):
-        found.setdefault(told["Name"].lower().replace("_", "-").replace(".", "-"), told["Version"])
-print(json.dumps([platform.python_version(), sys.executable, found]))
-"""
 
 _COMPILE = """
 import json, os, sys
@@ -172,7 +153,7 @@ def _broken(python: str, purpose: str, why: str, evidence: Optional[List[str]]) 
 
 def probe(python: str, account: Optional[Account] = None) -> Environment:
     """What a job that runs under this Python and account would find installed."""
-    command = [python, "-c", _PROBE]
+    command = [python, "-c", LIST_PACKAGES]
     version, executable, packages = ask_python(command, python, account, "list its packages")
     return Environment(version, executable, dict(sorted(packages.items())))
 
@@ -192,7 +173,7 @@ def probed_lately(python: str, account: Optional[Account]) -> Environment:
 def op_syntax(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     release = find_release(conversation.work, args.digest())
     python = find_python(args.text("python"))
-    command = [python, "-I", "-c", _COMPILE, str(release)]
+    command = [python, "-I", "-S", "-c", _COMPILE, str(release)]
     count, bad = ask_python(command, python, None, "compile the release")
     if bad:
         first = bad[0]

@@ -295,6 +295,8 @@ class Conversation:
         argv = [
             self._python,
             "-I",
+            # of the installed packages, and of what they do at every start, an agent needs nothing
+            "-S",
             "-c",
             BOOTSTRAP,
             self._nonce,

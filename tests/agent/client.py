@@ -69,7 +69,19 @@ class Agent:
     ) -> None:
         data, digest = agent_bundle()
         self.nonce = secrets.token_hex(8)
-        argv = [python, "-I", "-c", BOOTSTRAP, self.nonce, str(len(data)), digest, str(workdir), "--beat", str(beat)]
+        argv = [
+            python,
+            "-I",
+            "-S",
+            "-c",
+            BOOTSTRAP,
+            self.nonce,
+            str(len(data)),
+            digest,
+            str(workdir),
+            "--beat",
+            str(beat),
+        ]
         self.process = subprocess.Popen(
             wrap(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment
         )

@@ -47,7 +47,9 @@ def test_home_is_expanded(tmp_path: Path) -> None:
 
 
 def refusal(argv: list[str], data: bytes) -> tuple[int, str]:
-    done = subprocess.run([sys.executable, "-I", "-c", BOOTSTRAP, *argv], input=data, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", BOOTSTRAP, *argv], input=data, capture_output=True, check=False
+    )
     return done.returncode, done.stdout.decode()
 
 
@@ -101,7 +103,7 @@ def compiled(work: Path) -> list[Path]:
 
 def started(agent: Agent) -> Path:
     """The file that this agent runs."""
-    return Path(Path(f"/proc/{agent.process.pid}/cmdline").read_bytes().split(b"\0")[2].decode())
+    return Path(Path(f"/proc/{agent.process.pid}/cmdline").read_bytes().split(b"\0")[3].decode())
 
 
 def test_the_second_agent_starts_with_the_bytecode_that_the_first_has_made(work: Path) -> None:
