@@ -42,7 +42,7 @@ from trainer.evaluate import evaluate
 from trainer.facts import target_facts
 from trainer.parts import initial_weights
 from trainer.placement import DTYPES
-from trainer.prepare import DATASET, PREPARED, read_held_out
+from trainer.prepared import DATASET, PREPARED, read_held_out
 from trainer.settings import settings_from_json
 from trainer.target import Target
 from trainer.target_files import target_folder

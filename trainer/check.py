@@ -13,12 +13,14 @@ from trainer.checkpoint import load_checkpoint
 from trainer.errors import Caution, InputError
 from trainer.facts import TargetFacts, cautions, open_data, refuse_other_drafter, target_facts
 from trainer.files import write_json
+from trainer.hidden_states import HiddenStates, origin_of, token_bytes
 from trainer.machine import uuid_of
 from trainer.mask_token import refuse_mask_in_data
 from trainer.placement import place
-from trainer.prepare import PREPARED, is_prepared, prepare_key, prompts_path
+from trainer.prepare import prepare_key, prompts_path
+from trainer.prepared import PREPARED, is_prepared
 from trainer.prompts import read_prompts
-from trainer.settings import AUTO, CONTRACT, Settings
+from trainer.settings import AUTO, CONTRACT, OFFLINE, Settings
 from trainer.strategy import strategy_of
 from trainer.tune.table import needs_tuning
 
@@ -41,26 +43,37 @@ def _data(settings: Settings, facts: TargetFacts | None) -> dict[str, str] | Non
     """Check the data that is there; what is to be prepared, or None. Raises `InputError`."""
     training = settings.training
     ready = settings.prepared is not None and (settings.prepared / PREPARED).is_file()
-    made_here = is_prepared(settings)
+    made_here, offline = is_prepared(settings), settings.workload.hidden_states == OFFLINE
+    states = ""
     if (ready or not made_here) and facts is not None:
         data = open_data(settings, facts.tokenizer, facts.config.vocab_size)
         refuse_mask_in_data(facts.drafter.mask_token_id, facts.tokenizer, facts.drafter.vocab_size, data)
-    if not made_here:
+        if offline:
+            origin = origin_of(settings, facts.drafter, data)
+            states = f"hidden states of {origin.tokens} tokens, {origin.bytes} bytes"
+            if settings.prepared is not None and ready:
+                HiddenStates.open(settings.prepared, origin)
+    elif offline and facts is not None:
+        states = f"hidden states, {token_bytes(settings, facts.drafter)} bytes a token"
+    if offline and facts is None:
+        # the key depends on the target, which is refused already
         return None
+    if not made_here:
+        return {"key": prepare_key(settings), "why": states} if offline else None
     if facts is not None:
         refuse_unread(training.chat_template_kwargs, facts.tokenizer)
     if training.data is not None:
         why = f"the conversations of {training.data} as token ids of {settings.workload.target}"
-        return {"key": prepare_key(settings), "why": why}
-    read_prompts(prompts_path(settings), training.prompt_field, training.prompt_count).refuse_malformed(
-        training.bad_prompts
-    )
-    why = (
-        f"{training.prompt_count} prompts of {training.prompts}, answered by {settings.workload.target} "
-        f"{f'at {training.endpoint} ' if training.endpoint else ''}"
-        f"with up to {training.answer_tokens} tokens each"
-    )
-    return {"key": prepare_key(settings), "why": why}
+    else:
+        read_prompts(prompts_path(settings), training.prompt_field, training.prompt_count).refuse_malformed(
+            training.bad_prompts
+        )
+        why = (
+            f"{training.prompt_count} prompts of {training.prompts}, answered by {settings.workload.target} "
+            f"{f'at {training.endpoint} ' if training.endpoint else ''}"
+            f"with up to {training.answer_tokens} tokens each"
+        )
+    return {"key": prepare_key(settings), "why": f"{why}; {states}" if states else why}
 
 
 def _resume(settings: Settings, facts: TargetFacts | None) -> None:

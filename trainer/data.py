@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,8 +52,8 @@ class TrainingData:
     """A `datasets.load_from_disk` folder with `input_ids` and `loss_mask`, scanned once.
 
     `rows` are the ids that can be trained on: rows without an anchor that is eligible by `rule` are left out, counted
-    and named in the log. Rows longer than the largest bucket
-    are cut at its length, and counted. `hold_out` keeps that many rows at the end out of training.
+    and named in the log. Rows longer than the largest bucket are cut at its length, and counted. `hold_out` keeps that
+    many rows at the end out of training; the first `trainable` ones are not held out.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class TrainingData:
             )
         longest = self._buckets[-1]
         lengths, eligible, self.largest_id = _scan(self._dataset, longest, where, rule)
-        trainable = total - hold_out
+        self.trainable = trainable = total - hold_out
         self.held_out_rows = tuple(range(trainable, total))
         self.rows = tuple(int(row) for row in np.flatnonzero(eligible[:trainable]))
         self.too_short = tuple(int(row) for row in np.flatnonzero(~eligible[:trainable]))
@@ -114,6 +115,20 @@ class TrainingData:
             hits = np.flatnonzero(flat == token)
             found += sorted({int(row) + start for row in np.searchsorted(offsets, hits, side="right") - 1})
         return found
+
+    def length(self, row: int) -> int:
+        """Tokens of a row, cut at the largest bucket."""
+        return int(self._lengths[row])
+
+    def digest(self) -> str:
+        """Hex digest of the token ids of the `trainable` rows, each cut at the largest bucket."""
+        digest = hashlib.sha256()
+        for start, table in _tables(self._dataset):
+            flat, offsets = _flat(table.column("input_ids"))
+            for row in range(start, min(self.trainable, start + len(offsets) - 1)):
+                first, length = offsets[row - start], self.length(row)
+                digest.update(length.to_bytes(8, "little") + flat[first : first + length].astype("<i8").tobytes())
+        return digest.hexdigest()
 
     def bucket(self, length: int) -> int:
         """The smallest bucket that holds `length` tokens."""

@@ -15,7 +15,7 @@ from trainer.dflash_model import DrafterConfig, create_drafter_config
 from trainer.drafter_config import SlidingWindow
 from trainer.errors import Caution, InputError
 from trainer.mask_token import resolve_mask_token
-from trainer.prepare import DATASET, PREPARED, is_prepared
+from trainer.prepared import DATASET, PREPARED, is_prepared
 from trainer.settings import Settings
 from trainer.target import family_problem
 from trainer.target_files import check_target_path, load_config, load_tokenizer
@@ -69,11 +69,16 @@ def cautions(drafter: DrafterConfig) -> list[Caution]:
     ]
 
 
-def open_data(settings: Settings, tokenizer: Any, vocabulary: int) -> TrainingData:
-    """The rows to train on: `training.data`, or what `prepare` made. Raises `InputError`."""
+def open_data(settings: Settings, tokenizer: Any, vocabulary: int, *, unfinished: Path | None = None) -> TrainingData:
+    """The rows to train on: `training.data`, or what `prepare` made. Raises `InputError`.
+
+    `unfinished`: the folder that `prepare` is at work in, with its rows in place and no `prepare.json` yet.
+    """
     training = settings.training
     if training.data is not None and not is_prepared(settings):
         path, where, hold_out = Path(training.data), "training.data", training.evaluation_prompts
+    elif unfinished is not None:
+        path, where, hold_out = unfinished / DATASET, "--out", 0
     elif settings.prepared is not None and (settings.prepared / PREPARED).is_file():
         path, where, hold_out = settings.prepared / DATASET, "settings.prepared", 0
     else:

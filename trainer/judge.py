@@ -22,7 +22,8 @@ from trainer.files import write_json
 from trainer.loss import block_loss
 from trainer.parts import Parts, available_cpus, frozen_head, load_parts
 from trainer.sampler import derive_seed
-from trainer.settings import CONTRACT, Settings
+from trainer.settings import CONTRACT, ONLINE, Settings
+from trainer.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -56,20 +57,19 @@ def judge(parts: Parts, weights: dict[str, Tensor]) -> Judgement | None:
     """Judge a drafter with these weights next to its target; None where nothing is held out."""
     if not parts.held_out:
         return None
-    target = next(iter(parts.targets.values()))
+    target = parts.judging_target()
     drafter = DFlashDrafter(parts.drafter, device="meta", dtype=parts.dtype)
     drafter.load_state_dict({name: each.to(target.device) for name, each in weights.items()}, assign=True)
     drafter.eval().requires_grad_(False)
-    loss = held_out_loss(parts, drafter)
+    loss = held_out_loss(parts, drafter, target)
     prompts = [list(each.prompt) for each in parts.held_out]
     decoding = evaluate(target, drafter, prompts, parts.settings.training.evaluation_tokens)
     return Judgement(loss, decoding)
 
 
 @torch.no_grad()
-def held_out_loss(parts: Parts, drafter: DFlashDrafter) -> float | None:
+def held_out_loss(parts: Parts, drafter: DFlashDrafter, target: Target) -> float | None:
     """Loss over the held-out answers, with the same anchors at every call; None where no answer fits a bucket."""
-    target = next(iter(parts.targets.values()))
     frozen = frozen_head(target, target.device, parts.dtype)
     longest, pad = parts.settings.workload.buckets[-1], 0
     total = weight = 0.0
@@ -98,8 +98,8 @@ def held_out_loss(parts: Parts, drafter: DFlashDrafter) -> float | None:
 def judge_checkpoint(settings: Settings, checkpoint: Path, out: Path) -> None:
     """The `evaluate` verb: write `evaluation.json`. Raises `InputError`."""
     torch.set_num_threads(available_cpus())
-    # nothing is compiled here: `auto` needs no table
-    work = replace(settings.workload, strategy="eager")
+    # nothing is compiled here, so `auto` needs no table, and nothing trained, which would need hidden states
+    work = replace(settings.workload, strategy="eager", hidden_states=ONLINE)
     training = replace(settings.training, resume_from=None, init_from=None)
     parts = load_parts(replace(settings, workload=work, training=training))
     config, weights = load_checkpoint(checkpoint, resumable=False)

@@ -19,18 +19,20 @@ from trainer.compile import Strategy
 from trainer.data import HeldOut, TrainingData
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.errors import InputError
-from trainer.facts import cautions, open_data, refuse_other_drafter, target_facts
+from trainer.facts import TargetFacts, cautions, open_data, refuse_other_drafter, target_facts
+from trainer.hidden_states import HiddenStates, origin_of
 from trainer.loss import slot_decay
 from trainer.mask_token import refuse_mask_in_data
 from trainer.placement import DTYPES, Placement, place
-from trainer.prepare import is_prepared, read_held_out
+from trainer.prepared import is_prepared, read_held_out
 from trainer.sampler import FixedOrder, RowOrder, Sampler, Schedule, derive_seed
-from trainer.settings import Settings
+from trainer.settings import OFFLINE, Settings
 from trainer.step import FrozenHead
 from trainer.strategy import strategy_of
 from trainer.target import Target
 from trainer.target_files import target_folder
-from trainer.workers import BatchMaker
+from trainer.target_weights import SharedWeights, shared_weights
+from trainer.workers import BatchMaker, FeatureSource
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +49,15 @@ class Start:
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything that the threads of one run share; nothing of it is written while they run."""
+    """Everything that the threads of one run share; nothing of it is written while they run.
+
+    `targets` is empty where `states`, which are on disk, take their place, unless a drafter is judged while it trains.
+    """
 
     settings: Settings
     placement: Placement
     targets: dict[torch.device, Target]
+    states: HiddenStates | None
     frozen: dict[torch.device, FrozenHead]
     drafter: DrafterConfig
     dtype: torch.dtype
@@ -72,9 +78,20 @@ class Parts:
     def recorded_shapes(self, device: torch.device) -> list[tuple[int, int]]:
         """The batch shapes [rows, tokens] whose target forward on `device` is to be in CUDA graphs."""
         work = self.settings.workload
-        if device.type != "cuda" or work.target_forward == "eager":
+        if device.type != "cuda" or work.target_forward == "eager" or self.states is not None:
             return []
         return [(work.batch_size, tokens) for tokens in work.buckets]
+
+    def features_on(self, device: torch.device) -> FeatureSource:
+        """Where the target workers of a device get hidden states."""
+        return self.targets[device] if self.states is None else self.states
+
+    def judging_target(self) -> Target:
+        """The target that a drafter is judged with; loaded for the caller alone where training needs none."""
+        device = self.placement.targets[0]
+        if device in self.targets:
+            return self.targets[device]
+        return load_target(self.settings, device, self.drafter.target_layer_ids)
 
 
 def available_cpus() -> int:
@@ -84,15 +101,17 @@ def available_cpus() -> int:
 
 def load_targets(settings: Settings, placement: Placement, layer_ids: Sequence[int]) -> dict[torch.device, Target]:
     """The target, once on each device that has a target worker. Raises `InputError`."""
+    return {device: load_target(settings, device, layer_ids) for device in dict.fromkeys(placement.targets)}
+
+
+def load_target(settings: Settings, device: torch.device, layer_ids: Sequence[int]) -> Target:
+    """The target on one device. Raises `InputError`."""
     work = settings.workload
     path = resolve_asset(work.target, "workload.target")
-    return {
-        device: Target.load(path, device, DTYPES[work.target_dtype], layer_ids, settings.cache)
-        for device in dict.fromkeys(placement.targets)
-    }
+    return Target.load(path, device, DTYPES[work.target_dtype], layer_ids, settings.cache)
 
 
-def frozen_head(target: Target, device: torch.device, dtype: torch.dtype) -> FrozenHead:
+def frozen_head(target: Target | SharedWeights, device: torch.device, dtype: torch.dtype) -> FrozenHead:
     """The target's embedding and head on a drafter's device; no copy where device and dtype are the target's."""
     embed = target.embed_weight.to(device, dtype)
     tied = target.head_weight is target.embed_weight
@@ -105,25 +124,33 @@ def initial_weights(config: DrafterConfig, dtype: torch.dtype, seed: int) -> dic
     return dict(DFlashDrafter(config, device="cpu", dtype=dtype, generator=generator).state_dict())
 
 
-def load_parts(settings: Settings, *, longest_first: bool = False) -> Parts:
+def load_parts(settings: Settings, *, longest_first: bool = False, judged: bool = False) -> Parts:
     """Load everything. `longest_first`: the longest rows, longest first, and of what is held out the longest alone.
 
-    Raises `InputError`.
+    `judged`: the drafter may be judged while it trains. Raises `InputError`.
     """
     work, training = settings.workload, settings.training
     placement = place(work, torch.cuda.device_count())
     # a GGUF file is converted before anything else reads it: its small files load much faster from there
-    target_folder(resolve_asset(work.target, "workload.target"), settings.cache)
+    folder = target_folder(resolve_asset(work.target, "workload.target"), settings.cache)
     facts = target_facts(settings)
     config = facts.drafter
     for each in cautions(config):
         log.warning("%s", each)
     data = open_data(settings, facts.tokenizer, facts.config.vocab_size)
     refuse_mask_in_data(config.mask_token_id, facts.tokenizer, config.vocab_size, data)
-    targets = load_targets(settings, placement, config.target_layer_ids)
     held_out = data.held_out()
     if settings.prepared is not None and is_prepared(settings):
         held_out = read_held_out(settings.prepared)
+    states = _states(settings, facts, data)
+    targets: dict[torch.device, Target] = {}
+    shared: SharedWeights | None = None
+    if states is None:
+        targets = load_targets(settings, placement, config.target_layer_ids)
+    else:
+        if judged and training.evaluate_every is not None and held_out:
+            targets = {placement.targets[0]: load_target(settings, placement.targets[0], config.target_layer_ids)}
+        shared = shared_weights(folder, facts.config, DTYPES[work.target_dtype])
     dtype = DTYPES[work.dtype]
     schedule = Schedule(work.drafter_threads, work.accumulation, work.batch_size)
     start = _start(settings, config, dtype, data, schedule)
@@ -137,7 +164,8 @@ def load_parts(settings: Settings, *, longest_first: bool = False) -> Parts:
         settings=settings,
         placement=placement,
         targets=targets,
-        frozen={device: frozen_head(_near(targets, device), device, dtype) for device in placement.drafters},
+        states=states,
+        frozen={device: frozen_head(shared or _near(targets, device), device, dtype) for device in placement.drafters},
         drafter=config,
         dtype=dtype,
         strategy=strategy_of(work, placement),
@@ -157,6 +185,14 @@ def load_parts(settings: Settings, *, longest_first: bool = False) -> Parts:
         ),
         start=start,
     )
+
+
+def _states(settings: Settings, facts: TargetFacts, data: TrainingData) -> HiddenStates | None:
+    if settings.workload.hidden_states != OFFLINE:
+        return None
+    if settings.prepared is None:
+        raise InputError("there are no prepared hidden states", "settings.prepared", "run prepare first")
+    return HiddenStates.open(settings.prepared, origin_of(settings, facts.drafter, data))
 
 
 def _near(targets: dict[torch.device, Target], device: torch.device) -> Target:

@@ -1,10 +1,12 @@
 """Prepared data: the target itself answers the prompts, greedily, or messages are made into token ids and masks.
 
-The last prompts are held out for evaluation.
+The last prompts are held out for evaluation. Where training is to read the target's hidden states from the disk, they
+are written here too, also those of data that has token ids already.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -12,7 +14,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import datasets
 import torch
@@ -21,32 +23,32 @@ from trainer.assets import resolve_asset
 from trainer.bad_rows import MALFORMED, BadRows
 from trainer.chat import Conversation, conversation_of, refuse_unread
 from trainer.conversations import Row, Rules, answered, as_they_are
-from trainer.data import HeldOut, holds_messages, open_folder
+from trainer.data import open_folder
 from trainer.endpoint import Endpoint, EndpointEngine
 from trainer.engine import Engine, Prompts, TransformersEngine
 from trainer.errors import InputError
+from trainer.facts import open_data, target_facts
 from trainer.files import file_lock, fingerprint_file, fsync_dir, fsync_file, sha256_file, write_json
+from trainer.hidden_states import origin_of
+from trainer.hidden_states_writer import JOURNAL as STATES_JOURNAL
+from trainer.hidden_states_writer import write_hidden_states
 from trainer.journal import Journal
 from trainer.mask_token import resolve_mask_token
 from trainer.placement import DTYPES, place
+from trainer.prepared import DATASET, EVALUATION, PREPARED, is_prepared
 from trainer.progress import Progress
 from trainer.prompts import read_prompts
-from trainer.settings import CONTRACT, Settings
+from trainer.settings import CONTRACT, OFFLINE, Settings
 from trainer.target import Target, declared_ends
 from trainer.target_files import load_config, load_tokenizer, target_identity
 
 # raise it when the code makes other data from the same input
 _VERSION = "2"
-DATASET, EVALUATION, PREPARED = "dataset", "evaluation.json", "prepare.json"
+# raise it when the same rows get other hidden states, or other files
+_STATES_VERSION = "1"
 _JOURNAL, _LOCK = "answers.ndjson", ".lock"
 
 log = logging.getLogger(__name__)
-
-
-def is_prepared(settings: Settings) -> bool:
-    """Whether rows come from `prepare`: not where `training.data` has token ids. Raises `InputError`."""
-    data = settings.training.data
-    return data is None or holds_messages(Path(data), "training.data")
 
 
 def prompts_path(settings: Settings) -> Path:
@@ -93,11 +95,20 @@ def prepare_key(settings: Settings) -> str:
             if training.engine == "transformers"
             else {"endpoint_model": training.endpoint_model}
         )
+    if work.hidden_states == OFFLINE:
+        parts["hidden_states"] = {
+            "version": _STATES_VERSION,
+            "target_layer_ids": target_facts(settings).drafter.target_layer_ids,
+            "target_dtype": work.target_dtype,
+            "buckets": work.buckets,
+        }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def prepare(settings: Settings, out: Path) -> None:
-    """Write `dataset/`, `evaluation.json` and, last, `prepare.json` into `out`. Raises `InputError`.
+    """Write `dataset/` and `evaluation.json`, `hidden_states/`, or both, and last `prepare.json` into `out`.
+
+    Raises `InputError`, and `WorkerFailed` where hidden states could not be computed or written.
 
     What an earlier `prepare` of the same data left in `out` is gone on from: its answers are in the journal. The
     result is the same, bit for bit, as that of one which nobody disturbed.
@@ -107,12 +118,18 @@ def prepare(settings: Settings, out: Path) -> None:
         if _is_made(out, key):
             log.info("%s is whole already", out)
             return
-        journal = Journal(out / _JOURNAL, key)
-        try:
-            _make(settings, key, out, journal)
-        finally:
-            journal.close()
-        journal.remove()
+        started = time.monotonic()
+        made: dict[str, object] = {}
+        if is_prepared(settings):
+            with contextlib.closing(Journal(out / _JOURNAL, key)) as journal:
+                made |= _make(settings, out, journal)
+        if settings.workload.hidden_states == OFFLINE:
+            made |= _make_states(settings, key, out)
+        seconds = round(time.monotonic() - started, 1)
+        write_json(out / PREPARED, {"contract": CONTRACT, "key": key, **made, "seconds": seconds})
+        for name in (_JOURNAL, STATES_JOURNAL):
+            (out / name).unlink(missing_ok=True)
+        fsync_dir(out)
 
 
 def _is_made(out: Path, key: str) -> bool:
@@ -126,7 +143,19 @@ def _is_made(out: Path, key: str) -> bool:
     return True
 
 
-def _make(settings: Settings, key: str, out: Path, journal: Journal) -> None:
+def _make_states(settings: Settings, key: str, out: Path) -> dict[str, object]:
+    """The hidden states of the rows; what `prepare.json` says of them."""
+    facts = target_facts(settings)
+    data = open_data(
+        settings, facts.tokenizer, facts.config.vocab_size, unfinished=out if is_prepared(settings) else None
+    )
+    origin = origin_of(settings, facts.drafter, data)
+    write_hidden_states(settings, key, origin, data, out)
+    return {"hidden_states": {"rows": origin.rows, "tokens": origin.tokens, "bytes": origin.bytes}}
+
+
+def _make(settings: Settings, out: Path, journal: Journal) -> dict[str, object]:
+    """The rows and what is held out; what `prepare.json` says of them."""
     started = time.monotonic()
     work = settings.workload
     path = resolve_asset(work.target, "workload.target")
@@ -165,21 +194,15 @@ def _make(settings: Settings, key: str, out: Path, journal: Journal) -> None:
     log.info("%d rows and %d held out in %.1f s, %d left out", len(kept), len(aside), seconds, len(bad))
     both = [*kept, *aside]
     answer_tokens = sum(sum(each.loss_mask) for each in both)
-    write_json(
-        out / PREPARED,
-        {
-            "contract": CONTRACT,
-            "key": key,
-            "rows": len(kept),
-            "evaluation_prompts": len(aside),
-            "prompt_tokens": sum(len(each.input_ids) for each in both) - answer_tokens,
-            "answer_tokens": answer_tokens,
-            "ended": sum(each.input_ids[-1] in ends for each in both),
-            "bad": bad.to_json(),
-            "shortened": shortened,
-            "seconds": round(seconds, 1),
-        },
-    )
+    return {
+        "rows": len(kept),
+        "evaluation_prompts": len(aside),
+        "prompt_tokens": sum(len(each.input_ids) for each in both) - answer_tokens,
+        "answer_tokens": answer_tokens,
+        "ended": sum(each.input_ids[-1] in ends for each in both),
+        "bad": bad.to_json(),
+        "shortened": shortened,
+    }
 
 
 def _conversations(settings: Settings) -> tuple[dict[int, Conversation | None], BadRows]:
@@ -254,14 +277,3 @@ def _write_dataset(out: Path, rows: Sequence[Row]) -> None:
         fsync_file(each)
     part.rename(folder)
     fsync_dir(out)
-
-
-def read_held_out(prepared: Path) -> list[HeldOut]:
-    """The held-out prompts and answers of a prepared folder. Raises `InputError`."""
-    path = prepared / EVALUATION
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        items = cast("list[dict[str, Any]]", value["prompts"])
-        return [HeldOut(tuple(each["prompt"]), tuple(each["answer"])) for each in items]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"cannot read: {error}", str(path), "prepare the data again") from error

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from trainer.compile import CaptureError
 from trainer.compile.recorded import GraphPool, Outputs, RecordedPiece
+from trainer.data import Rows
 from trainer.target import Target
+from trainer.transfer import send
 
 _WARM_UPS = 2
 
@@ -58,6 +60,10 @@ class RecordedTarget:
     def device(self) -> torch.device:
         """The target's."""
         return self._target.device
+
+    def features_of(self, rows: Rows) -> Tensor:
+        """See `Target.features_of`."""
+        return self.features(send(rows.input_ids, self.device), send(rows.lengths, self.device))
 
     @torch.no_grad()
     def features(self, input_ids: Tensor, lengths: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ from trainer.errors import InputError, nearest
 CONTRACT = 1
 AUTO = "auto"
 """The strategy that stands for the fastest right one of a table (`tune.table`)."""
+ONLINE, OFFLINE = "online", "offline"
+"""Where hidden states come from: the target's forward beside training, or the disk."""
 
 _Check = Callable[[object, str], object]
 _T = TypeVar("_T")
@@ -176,6 +178,7 @@ class Workload:
     target_devices: str | tuple[str, ...] = _key(_devices, "auto")
     dtype: str = _key(_choice("float32", "bfloat16"), "bfloat16")
     target_dtype: str = _key(_choice("float32", "bfloat16"), "bfloat16")
+    hidden_states: str = _key(_choice(ONLINE, OFFLINE), ONLINE)
     target_forward: str = _key(_choice("graph", "eager"), "graph")
     strategy: str = _key(
         _choice("eager", "default", "reduce-overhead", "reduce-overhead-trees", "whole-step", AUTO), "reduce-overhead"

@@ -19,8 +19,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from trainer.data import Rows
 from trainer.errors import InputError
 from trainer.target_files import check_target_path, load_config, target_folder
+from trainer.transfer import send
 
 _WHERE = "workload.target"
 
@@ -131,6 +133,10 @@ class Target:
         if last is not None:
             states[self._final_norm_id] = last
         return torch.cat([states[index] for index in self.layer_ids], dim=-1)
+
+    def features_of(self, rows: Rows) -> Tensor:
+        """`features` of a padded batch that lies on the CPU, on this target's device."""
+        return self.features(send(rows.input_ids, self.device), send(rows.lengths, self.device))
 
     @torch.no_grad()
     def features(self, input_ids: Tensor, lengths: Tensor) -> Tensor:

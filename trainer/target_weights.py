@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -13,6 +15,22 @@ from trainer.serving_layout import read_object
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class SharedWeights:
+    """Embedding and head [V, D]; the same tensor where the target ties them. `target.Target` has them too."""
+
+    embed_weight: Tensor
+    head_weight: Tensor
+
+
+def shared_weights(folder: Path, config: Any, dtype: torch.dtype) -> SharedWeights:
+    """What a target that was loaded in `dtype` would share, on the CPU. Raises as `embedding_and_head`."""
+    embedding, head = embedding_and_head(folder, config)
+    # a copy: what is mapped from the file is read from there once
+    embed = embedding.to(dtype, copy=True)
+    return SharedWeights(embed, embed if head is embedding else head.to(dtype, copy=True))
 
 
 def embedding_and_head(folder: Path, config: Any) -> tuple[Tensor, Tensor]:

@@ -76,11 +76,14 @@ def run(
     """
     torch.set_num_threads(available_cpus())
     with _timed("loading"):
-        parts = load_parts(settings, longest_first=longest_first)
+        parts = load_parts(settings, longest_first=longest_first, judged=evaluate)
     _refuse_later_checkpoints(out / "checkpoints", parts.start.step)
     with Metrics(out) as metrics:
         metrics.write("strategy", parts.start.step, strategy=parts.strategy.name)
         before = _judge(parts, parts.start.weights, metrics, "start", parts.start.step) if evaluate else None
+        if not parts.targets and torch.cuda.is_initialized():
+            # a target that was there to judge only: a capture cannot take memory that the allocator keeps
+            torch.cuda.empty_cache()
         training = _Training(parts, out, metrics, limit_steps, stop, evaluate=evaluate)
         training.run()
         stopped = training.steps_done < training.last_step
@@ -133,7 +136,7 @@ class _Training:
         self._evaluation: EvaluationWorker | None = None
         if evaluate and parts.settings.training.evaluate_every is not None and parts.held_out:
             self._evaluation = EvaluationWorker(
-                next(iter(parts.targets)), self._judge_step, parts.cpu_threads, self._abort
+                parts.placement.targets[0], self._judge_step, parts.cpu_threads, self._abort
             )
         self._queues: list[OrderedQueue[Batch]] = []
         self.steps_done = self._first
@@ -193,7 +196,8 @@ class _Training:
         workers: list[Worker] = [
             TargetWorker(
                 index,
-                target=parts.targets[device],
+                device=device,
+                source=parts.features_on(device),
                 assignments=assignments,
                 queues=self._queues,
                 drafter_devices=drafters,

@@ -1,7 +1,8 @@
 """The threads of a run: target workers make batches, drafter workers train on them.
 
-A target worker takes an assignment, runs the frozen target on its rows and hands the finished batch to the drafter's
-bounded queue. A drafter worker owns one replica. The first exception anywhere ends all of them (`abort.Abort`).
+A target worker takes an assignment, runs the frozen target on its rows (or reads what that gave) and hands the finished
+batch to the drafter's bounded queue. A drafter worker owns one replica. The first exception anywhere ends all of them
+(`abort.Abort`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from trainer.recorded_target import RecordedTarget
 from trainer.sampler import RowOrder, derive_seed
 from trainer.step import Batch, StepStats, TrainingStep
 from trainer.target import Target
+from trainer.transfer import send
 
 
 class Worker(threading.Thread, abc.ABC):
@@ -57,21 +59,11 @@ class Worker(threading.Thread, abc.ABC):
 
 
 class FeatureSource(Protocol):
-    """Where hidden states come from: a `Target`, or a `RecordedTarget`."""
+    """Where hidden states come from: a `Target`, a `RecordedTarget`, or the disk (`hidden_states.HiddenStates`)."""
 
-    @property
-    def device(self) -> torch.device:
-        """Where they are made."""
+    def features_of(self, rows: Rows) -> Tensor:
+        """Hidden states of a padded batch on the CPU, [N, S, K*D], zero at and after each row's length."""
         ...
-
-    def features(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
-        """See `Target.features`; the tensors may still be on their way to `device`."""
-        ...
-
-
-def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A CPU tensor on `device`, in the order of the thread's stream there; this thread does not wait for a GPU."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 @dataclass(frozen=True)
@@ -90,16 +82,16 @@ class BatchMaker:
     seed: int
     dtype: torch.dtype
 
-    def make(self, assignment: Assignment, target: FeatureSource, device: torch.device) -> Batch:
+    def make(self, assignment: Assignment, source: FeatureSource, device: torch.device) -> Batch:
         """The batch of one micro-batch, on `device`."""
         step, micro, worker = assignment.step, assignment.micro, assignment.worker
         rows = self.data.collate(self.order.rows_for(step, micro, worker))
-        return self.from_rows(rows, derive_seed(self.seed, "anchors", step, micro, worker), target, device)
+        return self.from_rows(rows, derive_seed(self.seed, "anchors", step, micro, worker), source, device)
 
-    def from_rows(self, rows: Rows, seed: int, target: FeatureSource, device: torch.device) -> Batch:
+    def from_rows(self, rows: Rows, seed: int, source: FeatureSource, device: torch.device) -> Batch:
         """The same for given rows; anchors come from a CPU generator seeded with `seed`."""
         # first: the target works on them while this thread makes the rest
-        features = target.features(send(rows.input_ids, target.device), send(rows.lengths, target.device))
+        features = source.features_of(rows)
         generator = torch.Generator().manual_seed(seed)
         anchors = sample_anchors(rows.loss_mask, rows.lengths, self.anchors, generator, self.rule)
         labels, weights = block_labels(
@@ -128,7 +120,8 @@ class TargetWorker(Worker):
         self,
         index: int,
         *,
-        target: Target,
+        device: torch.device,
+        source: FeatureSource,
         assignments: Assignments,
         queues: list[OrderedQueue[Batch]],
         drafter_devices: tuple[torch.device, ...],
@@ -139,9 +132,9 @@ class TargetWorker(Worker):
         cpu_threads: int,
         abort: Abort,
     ) -> None:
-        super().__init__(f"target-{index}", target.device, cpu_threads, abort)
+        super().__init__(f"target-{index}", device, cpu_threads, abort)
         self._meter = meter
-        self._target = target
+        self._source = source
         self._assignments = assignments
         self._queues = queues
         self._drafter_devices = drafter_devices
@@ -151,10 +144,10 @@ class TargetWorker(Worker):
 
     def work(self) -> None:
         """See the class."""
-        source: FeatureSource = self._target
-        if self._recorded:
+        source = self._source
+        if isinstance(source, Target) and self._recorded:
             with self._gate.exclusive(self.name):
-                source = RecordedTarget(self._target, self._recorded)
+                source = RecordedTarget(source, self._recorded)
         # no work on any device of this process while a drafter compiles or captures
         self._gate.pass_through()
         while (assignment := self._assignments.take()) is not None:

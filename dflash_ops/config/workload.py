@@ -42,6 +42,8 @@ class Workload(Model):
     """The drafter's parameters and activations."""
     target_dtype: Dtype = "bfloat16"
     """The target's."""
+    hidden_states: Literal["online", "offline"] = "online"
+    """The target's: computed beside training, or written to the host's disk once, by `prepare`, and read from there."""
     target_forward: Literal["graph", "eager"] = "graph"
     """graph: on a GPU the target's forward is replayed from CUDA graphs; eager: launched kernel by kernel."""
     strategy: Literal["eager", "default", "reduce-overhead", "reduce-overhead-trees", "whole-step", "auto"] = (

@@ -15,7 +15,8 @@ import transformers
 from trainer.errors import InputError
 from trainer.facts import open_data, target_facts
 from trainer.parts import load_parts
-from trainer.prepare import prepare, prepare_key, read_held_out
+from trainer.prepare import prepare, prepare_key
+from trainer.prepared import read_held_out
 from trainer.settings import settings_from_json
 
 pytestmark = pytest.mark.torch

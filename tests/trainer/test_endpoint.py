@@ -17,7 +17,8 @@ from tests.trainer.endpoint_server import Behaviour, serving
 from tests.trainer.test_conversations import ending_target, made, said, user, written
 from trainer.check import check
 from trainer.errors import EndpointFailed, InputError
-from trainer.prepare import prepare, prepare_key, read_held_out
+from trainer.prepare import prepare, prepare_key
+from trainer.prepared import read_held_out
 from trainer.settings import settings_from_json
 
 pytestmark = pytest.mark.torch

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.canary.evidence import Check, Evidence, Outcome
+from trainer.data import Rows
 from trainer.parts import Parts
 from trainer.queues import Assignment
 
@@ -16,11 +17,9 @@ from trainer.queues import Assignment
 class _NoTarget:
     """Features of no width: what is asked is which rows, and their tokens."""
 
-    device = torch.device("cpu")
-
     @staticmethod
-    def features(input_ids: Tensor, lengths: Tensor) -> Tensor:
-        return torch.zeros((*input_ids.shape, 0), device=lengths.device)
+    def features_of(rows: Rows) -> Tensor:
+        return torch.zeros((*rows.input_ids.shape, 0))
 
 
 def judge_rows(parts: Parts, evidence: Evidence) -> None:
