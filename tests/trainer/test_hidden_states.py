@@ -20,10 +20,11 @@ from tests.trainer.test_prepare import checked
 from tests.trainer.test_resume import folder, same
 from tests.trainer.tiny_target import build_tiny_target
 from trainer import hidden_states_writer as writer
+from trainer.canary import run_canary
 from trainer.canary.gate import gate_settings
 from trainer.checkpoint import load_checkpoint
 from trainer.errors import InputError, WorkerFailed
-from trainer.hidden_states import FOLDER, INDEX
+from trainer.hidden_states import FOLDER, INDEX, HiddenStates
 from trainer.judge import judge_checkpoint
 from trainer.parts import load_parts
 from trainer.prepare import prepare, prepare_key
@@ -150,6 +151,24 @@ def test_the_gate_needs_no_target(offline: Any, monkeypatch: pytest.MonkeyPatch)
     settings = offline(evaluate_every=1)
     monkeypatch.setattr(Target, "load", no_target)
     assert load_parts(gate_settings(settings)).targets == {}
+
+
+def test_the_canary_rehearses_on_what_is_on_disk(tmp_path: Path, offline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = offline(draft_layers=1, rehearsal_steps=1, evaluation_prompts=1)
+    read: list[tuple[int, ...]] = []
+    features_of = HiddenStates.features_of
+
+    def counted(self: HiddenStates, rows: Any) -> Any:
+        read.append(rows.row_ids)
+        return features_of(self, rows)
+
+    monkeypatch.setattr(HiddenStates, "features_of", counted)
+    assert run_canary(settings, folder(tmp_path / "canary")) == 0
+    checks = json.loads((tmp_path / "canary" / "evidence.json").read_text())["checks"]
+    assert {"rehearsal", "sigterm", "checkpoint", "rows"} <= {each["id"] for each in checks}
+    # both drafters' rows of each step: the longest
+    longest = load_parts(settings).data.longest_rows(2)
+    assert set(read) == {(row,) for row in longest}
 
 
 def test_what_is_on_disk_is_what_the_target_says(offline: Any, tiny_target: Path, tmp_path: Path) -> None:
