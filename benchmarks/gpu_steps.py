@@ -1,4 +1,4 @@
-"""Figures of the compile strategies on this machine's GPU, in one run: `python benchmarks/gpu_steps.py NAME`.
+"""Figures of the compile strategies on one GPU, in one run: `python benchmarks/gpu_steps.py NAME [canary options]`.
 
 Speed and memory of each strategy for a launch-bound model, alone and with two replicas that exchange; up to twelve
 threads on the GPU, each one's gradient checked; the canary's wall time with cold and warm caches. `seed` is the first
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -61,7 +62,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         found = run_cases(cases(small=not cuda), scratch)
-        canaries = [_canary(scratch / "canary", word) for word in ("cold", "warm")] if cuda else []
+        canaries = [_canary(scratch / "canary", word, sys.argv[2:]) for word in ("cold", "warm")] if cuda else []
     table = "\n".join([*_table(found), "", *(f"* canary, {each['caches']}: {each['text']}" for each in canaries)])
     print(table)
     if cuda:
@@ -88,7 +89,7 @@ def keep_claim(name: str, what: str, table: str, figures: dict[str, Any], source
         "date": time.strftime("%Y-%m-%d"),
         "gpu": f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}",
         "torch": torch.__version__,
-        "command": f"python benchmarks/{Path(sys.argv[0]).name} {name}",
+        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "figures": f"{what}.json",
         "sources": sources,
         "digest": sources_digest(sources),
@@ -110,7 +111,9 @@ def _run_case(case: dict[str, Any], scratch: Path) -> dict[str, Any]:
         return {"case": case, "failed": f"not done after {LIMIT_S} s"}
     if done.returncode:
         return {"case": case, "failed": done.stderr.strip()[-2000:] or f"exit {done.returncode}"}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    line = done.stdout.splitlines()[-1]
+    print(line, flush=True)
+    found: dict[str, Any] = json.loads(line)
     return found
 
 
@@ -152,11 +155,11 @@ def _shape(case: dict[str, Any]) -> tuple[Any, ...]:
     return case.get("width", 512), case.get("replicas", 1), case.get("exchange", False)
 
 
-def _canary(home: Path, caches: str) -> dict[str, Any]:
+def _canary(home: Path, caches: str, options: list[str]) -> dict[str, Any]:
     """`dflash-ops canary` at quickstart shapes with whole-step; the first call has nothing in its caches."""
     home.mkdir(exist_ok=True)
     settings = [word for each in (*QUICKSTART_ON_CUDA, "strategy=whole-step") for word in ("--set", each)]
-    command = [sys.executable, "-m", "dflash_ops", "canary", "--host", "local", "--json", *settings]
+    command = [sys.executable, "-m", "dflash_ops", "canary", "--host", "local", "--json", *settings, *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=home, check=False)
     events = [json.loads(line) for line in done.stdout.splitlines()]
@@ -169,6 +172,7 @@ def _canary(home: Path, caches: str) -> dict[str, Any]:
     text = f"{seconds:.1f} s with the start of the process, of these " + ", ".join(
         f"{name} {each:.1f}" for name, each in parts.items()
     )
+    print(f"canary, {caches}: {text}", flush=True)
     return {"caches": caches, "exit": 0, "text": text, "wall_seconds": seconds, **parts}
 
 
