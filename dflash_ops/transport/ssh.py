@@ -6,6 +6,7 @@ since `fabric.Connection.run` joins its buffers quadratically and paramiko never
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 import socket
@@ -30,6 +31,8 @@ STALL_TIMEOUT_S = 60.0
 """Nothing read or written for this long means a dead peer (paramiko's keepalive never tells)."""
 BROKEN = (OSError, EOFError)
 """What paramiko raises in whichever call sends something (an acknowledgement of bytes read, too) once a link is cut."""
+# what it logs it raises too; without a handler Python would print it, with a traceback
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 class SshChannel:

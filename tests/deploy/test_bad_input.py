@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +35,27 @@ def test_a_wrong_command_line_is_told_to_programs_too(desk: Desk) -> None:
     done = desk.run("status", "--hsot", "box", host=False)
     assert done.code == done.result["exit"] == 2
     assert "--hsot" in done.error["what"] and "--hsot" in done.err
+
+
+def test_what_is_no_ssh_server_is_one_error_without_a_traceback(desk: Desk) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    listening.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        port = listening.getsockname()[1]
+        desk.write_host("box", f"transport: ssh\nssh:\n  address: 127.0.0.1\n  port: {port}\n")
+        told = desk.type("runs", "--host", "box")
+        assert (told.code, told.out) == (4, "")
+        assert [line.split()[0] for line in told.err.splitlines()] == ["error", "where", "next"], told.err
+        # the host is being reached while the playbook is read
+        refused = desk.type("deploy", "--host", "box", "--playbook", "none-such")
+        assert (refused.code, refused.out) == (2, "")
+        assert [line.split()[0] for line in refused.err.splitlines()] == ["error"], refused.err
+        listening.shutdown(socket.SHUT_RDWR)
 
 
 def test_an_unknown_host_names_the_known_ones(desk: Desk) -> None:
