@@ -26,7 +26,7 @@ class Early:
 
     def arrived(self, payload: bytes) -> None:
         """Called in the thread that reads. What is wrong with a request is told in its turn."""
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             request = json.loads(payload.decode())
             if isinstance(request, dict) and isinstance(request.get("id"), int) and self._may_begin(request):
                 self._begun[request["id"]] = beside(lambda: self._answer(request))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
+from dflash_ops.agent.frames import JSON, encode_frame
 from dflash_ops.agent.server import OPERATIONS
 from tests.agent.client import Agent, AgentFailed, Packed, bare_python, eventually, job
 
@@ -39,6 +41,14 @@ def test_a_probe_after_what_failed_is_skipped(agent: Agent, tmp_path: Path) -> N
         with pytest.raises(AgentFailed) as failed:
             agent.reply(number)
         assert failed.value.kind == kind
+
+
+def test_what_cannot_be_read_stops_no_reading(agent: Agent) -> None:
+    for payload in (b"[" * 200_000, b"\xff", b'{"op": "probe", "id": 1, "python": ["x"]}', b'"probe"'):
+        agent.send(encode_frame(JSON, payload))
+        kind, answer = agent.frame()
+        assert (kind, json.loads(answer)["ok"]) == (JSON, False)
+    assert agent.call("runs").result == {"runs": []}
 
 
 def test_the_gate_looks_at_packages_again_that_a_probe_has_seen(agent: Agent, staged: Packed, tmp_path: Path) -> None:
