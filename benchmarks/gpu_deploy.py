@@ -49,7 +49,7 @@ def main() -> None:
         code, events = _run(command, Path(folder))
         out = RESULTS / name
         shutil.rmtree(out, ignore_errors=True)
-        kept = shutil.ignore_patterns("*.safetensors")
+        kept = shutil.ignore_patterns("*.safetensors", "tensorboard", "out", ".collecting")
         shutil.copytree(events[-1]["folder"], out, ignore=kept)
         canaries = {"cold": _canary(events)}
         if code == 0:

@@ -166,7 +166,7 @@ def _canary(home: Path, caches: str, options: list[str]) -> dict[str, Any]:
     by_name = {each["event"]: each for each in events}
     if done.returncode:
         return {"caches": caches, "exit": done.returncode, "text": f"exit {done.returncode}: {done.stderr[-500:]}"}
-    folder = Path(by_name["record"]["folder"])
+    folder = home / by_name["record"]["folder"]
     parts = json.loads((folder / "verdict.json").read_text())["evidence"]["figures"]
     seconds = by_name["verdict"]["time"] - by_name["canary"]["time"]
     text = f"{seconds:.1f} s with the start of the process, of these " + ", ".join(

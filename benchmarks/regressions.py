@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("faults", nargs="*", metavar="FAULT")
     parser.add_argument("--jobs", type=int, default=4, help="canaries side by side")
     parser.add_argument("--clean", type=int, default=0, metavar="N", help="canaries without a fault")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     chosen = _chosen(arguments.faults)
     out = RESULTS / arguments.name
     shutil.rmtree(out, ignore_errors=True)
