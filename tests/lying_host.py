@@ -26,7 +26,9 @@ def read(count):
     return data
 
 
-nonce, size = sys.argv[4:6]
+# -c BOOTSTRAP NONCE SIZE, whatever options of Python stand before
+given = sys.argv.index("-c") + 2
+nonce, size = sys.argv[given : given + 2]
 lies = json.loads((Path(__file__).parent / "lies.json").read_text())
 read(int(size))
 os.write(1, f"\n{lies.get('greeting', 'DFLASH-OPS')} {nonce}{lies.get('after', '')}\n".encode())
