@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import importlib
 import logging
@@ -56,6 +57,9 @@ def main() -> int:
     try:
         return _verb(arguments, term)
     except InputError as refused:
+        with contextlib.suppress(OSError):
+            # a full disk: the line below says the same
+            _write_refusal(arguments.verb, arguments.out, refused)
         print(f"refused: {refused}", file=sys.stderr, flush=True)
         return _REFUSED
     except EndpointFailed as failed:
@@ -77,15 +81,17 @@ def _environment(cache: Path) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "inductor"))
 
 
-def _write_refusal(out: Path, problem: InputError) -> None:
-    """`check.json` of settings that cannot even be read: what machines read is in files."""
+def _write_refusal(verb: str, out: Path, problem: InputError) -> None:
+    """What machines read is in files: `check.json` of settings that cannot even be read, else `refused.json`."""
     from trainer.files import write_json
     from trainer.settings import CONTRACT
 
-    told = [{"what": problem.what, "where": problem.where, "fix": problem.fix}]
-    nothing: dict[str, object] = {"warnings": [], "prepare": None, "tune": None, "devices": []}
-    found = {"contract": CONTRACT, "outcome": "refused", "problems": told, **nothing}
-    write_json(out / "check.json", found)
+    told = {"what": problem.what, "where": problem.where, "fix": problem.fix}
+    if verb == "check":
+        nothing: dict[str, object] = {"warnings": [], "prepare": None, "tune": None, "devices": []}
+        write_json(out / "check.json", {"contract": CONTRACT, "outcome": "refused", "problems": [told], **nothing})
+    elif verb != "export":
+        write_json(out / "refused.json", {"contract": CONTRACT, **told})
 
 
 def _verb(arguments: argparse.Namespace, term: Term) -> int:
@@ -95,12 +101,7 @@ def _verb(arguments: argparse.Namespace, term: Term) -> int:
     if arguments.verb != "export":
         # which makes its folder itself, whole
         out.mkdir(parents=True, exist_ok=True)
-    try:
-        settings = read_settings(arguments.settings)
-    except InputError as unread:
-        if arguments.verb == "check":
-            _write_refusal(out, unread)
-        raise
+    settings = read_settings(arguments.settings)
     _environment(settings.cache.absolute())
     if arguments.verb in ("canary", "tune", "run") and settings.workload.strategy != "eager":
         # its compile processes take seconds to start: meanwhile the rest is imported

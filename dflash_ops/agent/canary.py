@@ -15,6 +15,7 @@ from .jobs import Ending, Job, new_id, run_verb
 from .leases import leased, refuse_if_busy
 from .occupied import refuse_if_occupied
 from .orphans import clear_orphans
+from .refusals import KIND, REFUSED, Refusal
 from .verdicts import Binding, Outcome, Verdict, VerdictStore, stamp
 from .workdir import WorkDir
 
@@ -48,6 +49,12 @@ def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         work.record("canary_start", **about, playbook=job.playbook, shared_gpus=shared)
         ending = run_verb(conversation, job, "canary", name=name, folder=folder, out=out, timeout_s=timeout_s)
 
+    if ending.code == REFUSED and not ending.deadline:
+        # no verdict: nothing was proven of the workload, and what was refused may be none of it (its data, say)
+        work.record("canary_end", **about, outcome=KIND)
+        _prune(work, folder)
+        lines = tail_lines(folder / "log")
+        raise Refusal.read(out, lines, job.variables.masks).error("canary", lines)
     outcome, evidence = decide(ending, read_json(out / "evidence.json"), folder / "log")
     changed = _changed(args, work, binding)
     if changed is not None:

@@ -14,9 +14,9 @@ from .files import digest_of, read_json, remove_tree, tail_lines
 from .jobs import Ending, Job, new_scratch_id, run_verb
 from .leases import leased
 from .orphans import mark_running
+from .refusals import REFUSED, REFUSED_FILE, Refusal
 from .workdir import WorkDir
 
-REFUSED = 2
 _WRITTEN = {"check": "check.json", "prepare": "prepare.json", "tune": "tuning.json"}
 _KEY = re.compile(r"[0-9A-Za-z]{8,128}")
 
@@ -33,7 +33,7 @@ def op_check(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         ending = run_verb(conversation, job, "check", name=name, folder=folder, out=out, timeout_s=timeout_s)
         found = read_json(out / "check.json")
         if found is None or ending.deadline or ending.signal is not None:
-            raise verb_failed("check", ending, folder / "log")
+            raise verb_failed("check", ending, job, folder / "log", out)
         return {**found, "prepared": _made_before(conversation.work, found.get("prepare"))}
     finally:
         remove_tree(folder)
@@ -64,9 +64,11 @@ def op_prepare(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     try:
         with leased(work, folder, "prepare", job.devices.names, job.playbook):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # of an earlier one that was killed or refused
+            remove_tree(path / REFUSED_FILE)
             ending = run_verb(conversation, job, "prepare", name=name, folder=folder, out=path, timeout_s=timeout_s)
         if ending.code != 0 or ending.deadline or not _is_whole(path):
-            raise verb_failed("prepare", ending, folder / "log")
+            raise verb_failed("prepare", ending, job, folder / "log", path)
     finally:
         remove_tree(folder)
     work.record("prepare", release=job.digest, key=key, settings=digest_of(job.settings))
@@ -94,18 +96,11 @@ def _new_folder(path: Path) -> Path:
     return path
 
 
-def verb_failed(verb: str, ending: Ending, log: Path) -> AgentError:
+def verb_failed(verb: str, ending: Ending, job: Job, log: Path, out: Path) -> AgentError:
     """What a verb that did not do its work is answered with."""
     lines = tail_lines(log)
-    if ending.code == REFUSED:
-        return AgentError(
-            "refused",
-            lines[-1] if lines else "the trainer refused its settings",
-            f"trainer, verb {verb}",
-            "correct the playbook",
-            ExitCode.USAGE,
-            lines,
-        )
+    if ending.code == REFUSED and not ending.deadline:
+        return Refusal.read(out, lines, job.variables.masks).error(verb, lines)
     missing = f" without a whole {_WRITTEN[verb]}" if ending.code == 0 else ""
     return AgentError(
         "trainer",

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, Callable, Dict, Optional
 
 from .checkpoints import last_whole
-from .contract import REFUSED
 from .errors import AgentError, ExitCode
 from .files import read_json
 from .jobs import Job
@@ -20,6 +19,7 @@ from .launch import Order, launch, wait_for_job
 from .notify import Notify
 from .policy import Policy
 from .processes import boottime_s
+from .refusals import REFUSED
 from .runs import RunFolder, RunState
 from .successor import Kind, Outcome, Successor
 from .workdir import WorkDir

@@ -347,7 +347,9 @@ class Supervisor:
             trouble = replace(trouble, good_checkpoint=None if found is None else str(found.path))
         state = end_state(code, number, self._stop_deadline is not None, oom_kills, trouble)
         facts: Dict[str, Any] = {"oom_kill": oom_kills, "forced": self._forced}
-        facts["reason"] = None if trouble is None else trouble.to_json()
+        facts["reason"] = self._refusal(code) if trouble is None and state is RunState.FAILED else None
+        if trouble is not None:
+            facts["reason"] = trouble.to_json()
         while True:
             try:
                 restart.plan(state, code, None if trouble is None else trouble.what)
@@ -357,6 +359,13 @@ class Supervisor:
                 # without exit.json the run would count as lost: wait for room
                 say(f"exit.json: {error}")
                 time.sleep(_BEAT_S)
+
+    def _refusal(self, code: Optional[int]) -> Optional[Dict[str, str]]:
+        from .refusals import REFUSED, Refusal
+
+        if code != REFUSED:
+            return None
+        return Refusal.read(self._folder.out, self._folder.log.tail(), Masks.of(self._secrets.values())).to_json()
 
     def _look_once_more(self) -> None:
         """What was recorded after the last look counts as well."""

@@ -38,7 +38,7 @@ def op_tune(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         found = read_json(out / "tuning.json")
         agrees = found is not None and ending.code == (0 if isinstance(found.get("fastest"), str) else _NONE_RIGHT)
         if found is None or not agrees or ending.deadline:
-            raise verb_failed("tune", ending, folder / "log")
+            raise verb_failed("tune", ending, job, folder / "log", out)
     finally:
         remove_tree(folder)
     found = job.variables.masks.value(found)

@@ -16,7 +16,7 @@ Exit = dict[str, Any]
 
 
 def why(ended: Exit | None) -> str:
-    """Why its supervisor ended it; empty where it did not. None: the run goes on, or is lost."""
+    """Why its supervisor ended it, or what its trainer refused; empty for all else. None: it goes on, or is lost."""
     return str(reason_of(ended).get("what", ""))
 
 
@@ -33,6 +33,9 @@ def what_next(run: str, ended: Exit | None) -> str:
         samples = samples_by_worker(reason.get("at_work"))
         tried = f"; the samples at work, by worker: {samples}" if samples else ""
         return f"{stacks}; to go on: `dflash-ops resume {run}`{tried}"
+    if refuses(ended):
+        fix = f"{reason['fix']}; " if reason.get("fix") else ""
+        return f"{fix}its log: `dflash-ops tail-logs {run}`"
     if reason.get("kind") == "non_finite":
         samples = samples_by_worker((reason.get("record") or {}).get("workers"))
         step, good = reason.get("step"), reason.get("good_checkpoint")
@@ -58,6 +61,11 @@ def reason_of(ended: Exit | None) -> dict[str, Any]:
     """`reason` of exit.json; empty where there is none."""
     reason = (ended or {}).get("reason")
     return reason if isinstance(reason, dict) else {}
+
+
+def refuses(ended: Exit | None) -> bool:
+    """Whether it ended because its trainer refused its settings or its input."""
+    return reason_of(ended).get("kind") == "refused"
 
 
 def doubtful(checkpoints: Iterable[Path], ended: Exit | None) -> list[Path]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dflash_ops.deploy.endings import doubtful, reason_of, why
+from dflash_ops.deploy.endings import doubtful, reason_of, refuses, why
 from dflash_ops.deploy.lines import gist
 from dflash_ops.deploy.pipeline import bottleneck
 from dflash_ops.deploy.times import utc
@@ -45,7 +45,7 @@ def _lines(folder: Path) -> Iterator[str]:
         ("started", utc(status.get("started"))),
         ("ended", utc(status.get("ended"))),
         ("exit", _ending(status.get("exit"))),
-        ("ended by its supervisor", why(status.get("exit"))),
+        ("refused" if refuses(status.get("exit")) else "ended by its supervisor", why(status.get("exit"))),
         ("lost", status.get("hint")),
         ("disk", _table(status.get("disk_low")).get("what")),
         ("goes on with", _origin(run, _read(folder / "settings.json"))),

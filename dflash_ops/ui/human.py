@@ -234,7 +234,7 @@ class HumanView:
         self._say_why(event.get("exit"))
 
     def _say_why(self, ended: dict[str, Any] | None) -> None:
-        """Only where its supervisor ended it: elsewhere its log says it."""
+        """Only where its supervisor ended it or its trainer refused: elsewhere its log says it."""
         if because := why(ended):
             self._say(f"         [red]{escape(because)}[/]")
 

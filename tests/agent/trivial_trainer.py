@@ -87,6 +87,11 @@ if act.get("hold"):
     while not Path(act["hold"]).exists():
         time.sleep(0.02)
 
+if "refused" in act and verb != "check":
+    if act["refused"] is not None:
+        write("refused.json", act["refused"])
+    say(f"no such shard: {os.environ.get(act.get('tell', ''), 'shard 3')}")
+    sys.exit(2)
 if verb == "check":
     if act.get("crash"):
         raise RuntimeError("check crashed")

@@ -52,3 +52,26 @@ def test_why_it_was_ended_is_told_everywhere(desk: Desk, fault: str, kind: str, 
     shown = desk.type("status", "--host", "box")
     assert words in shown.err
     assert following in shown.err
+
+
+def test_what_the_trainer_refused_in_the_canary_or_in_the_run_is_told(desk: Desk) -> None:
+    assert desk.deploy().code == 0
+    (rows,) = (desk.folder / "work" / "cache" / "prepared").glob("*/rows.ndjson")
+    # check sees that data were made, not that they are whole
+    rows.unlink()
+    refused = desk.deploy("--again")
+    assert (refused.code, refused.error["kind"]) == (2, "refused")
+    assert refused.error["what"] == "no rows here"
+    assert str(rows) in refused.error["where"]
+    assert refused.error["fix"] == "give a folder with rows.ndjson"
+    assert (refused.result["verdict"], refused.result["run"], refused.named("verdict")) == (None, None, [])
+    shown = desk.type("deploy", "--host", "box", "--playbook", "tiny", "--again")
+    assert shown.code == 2
+    assert "no rows here" in shown.err.split("error ")[1]
+
+    ended = desk.deploy("--skip-canary", "--reason", "to see the run refuse")
+    assert ended.code == 8
+    assert f"the trainer refused: no rows here (prepared: {rows})" in ended.error["what"]
+    assert ended.error["fix"].startswith("give a folder with rows.ndjson; its log")
+    report = (desk.runs / ended.result["run"] / "report.md").read_text()
+    assert "- refused: the trainer refused: no rows here" in report

@@ -93,6 +93,8 @@ def main() -> int:
     try:
         return _dispatch(arguments.verb, arguments.settings, arguments.out, arguments.checkpoint)
     except InputError as error:
+        told = {"what": error.what, "where": error.where, "fix": error.fix}
+        files.write_json(arguments.out / "refused.json", {"contract": 1, **told})
         print(error, file=sys.stderr)
         return REFUSED
     except WorkerFailed as error:  # its traceback is in the log under its name

@@ -13,7 +13,7 @@ from array import array
 from dataclasses import replace
 from pathlib import Path
 
-from . import checkpoint, compare
+from . import checkpoint, compare, errors
 from .evidence import FAIL, INCONCLUSIVE, NOT_CHECKED, PASS, Check, Evidence
 from .exchange import Exchange
 from .model import Block, Parameters, Shape, fresh
@@ -198,6 +198,8 @@ def _rehearse(settings: Settings, out: Path, evidence: Evidence) -> None:
     except WorkerFailed as error:
         evidence.add(Check("rehearsal", None, FAIL, error.failure.traceback.strip()))
         return
+    except errors.InputError:
+        raise  # refused settings are not a verdict
     except Exception:
         text = traceback.format_exc()
         sys.stderr.write(text)

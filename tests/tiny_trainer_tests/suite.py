@@ -161,11 +161,17 @@ class TrainerContract:
             del files["prepare.json"]
         assert made == whole
 
-    def test_run_without_data_is_refused(self, trainer: Trainer) -> None:
-        ended = trainer.call("run", trainer.settings(), "unprepared")
-        assert ended.code == 2
-        assert "prepare" in ended.errors.strip().splitlines()[-1]
+    @pytest.mark.parametrize("verb", ["run", "canary"])
+    def test_no_data_is_refused_in_words_and_in_a_file(self, trainer: Trainer, verb: str) -> None:
+        ended = trainer.call(verb, trainer.settings(), f"unprepared-{verb}")
+        assert ended.code == 2, ended.errors
+        last = ended.errors.strip().splitlines()[-1]
+        told = ended.read("refused.json")
+        assert told["contract"] == 1
+        assert "prepare" in last
+        assert all(told[part] and told[part] in last for part in ("what", "where", "fix"))
         assert not (ended.out / "result.json").exists()
+        assert not (ended.out / "evidence.json").exists()
 
     def test_canary_passes_and_says_what_it_did_not_check(self, proven: Ended, ready: Json) -> None:
         assert proven.code == 0, proven.errors
