@@ -22,7 +22,8 @@ def write_exit(
     error: Optional[str] = None,
     reason: Optional[Dict[str, Any]] = None,
 ) -> None:
-    """The last word on a run. `error`: the job was never started; `reason`: why its supervisor ended it."""
+    """The last word on a run. `error`: the job was never started; `reason`: why its supervisor ended it,
+    or does not believe its exit code."""
     value = {
         "v": 1,
         "code": code,

@@ -56,16 +56,17 @@ class Admission:
     installed: Environment
 
 
-def allow_launch(work: WorkDir, job: Job, max_age_s: float, reason: Optional[str]) -> Admission:
+def allow_launch(work: WorkDir, job: Job, max_age_s: float, reason: Optional[str], *, trains: bool = True) -> Admission:
     """AgentError `gate` where there is no verdict that holds.
 
-    With a written reason the gate lets pass without a verdict; a release that was changed on the host it never does.
+    With a written reason the gate lets pass without a verdict, and what does not train: a canary proves training. A
+    release that was changed on the host it never lets pass.
     """
     try:
         binding, installed = stamp_with_environment(work, job)
     except AgentError as error:
         raise _shut(error.what, ExitCode(error.exit), error.fix) if error.kind == "tampered" else error from None
-    if reason is not None:
+    if reason is not None or not trains:
         return Admission(binding, None, installed)
     decision = decide(VerdictStore.of(work), binding, max_age_s)
     if decision.holds:

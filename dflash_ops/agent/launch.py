@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from .arguments import Arguments
@@ -24,6 +25,7 @@ from .leases import refuse_if_busy
 from .notify import Notify
 from .occupied import refuse_if_occupied
 from .policy import Policy
+from .prepared import key_from, open_place, place_of, refuse_if_being_made
 from .processes import Mark, ProcessId, boot_id
 from .resume import refuse_if_alive, refuse_if_stopped
 from .runs import RunFolder, RunState, find_run, next_sequence
@@ -47,7 +49,7 @@ def op_free(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
 class Order:
     """A run that is asked for. `max_age_s`: seconds that a verdict may be old; `reason`: why there is no canary;
     `parent`: the run that it continues; `restart`: how many times in a row the host started it by itself;
-    `notify`: who is told what becomes of it."""
+    `notify`: who is told what becomes of it; `prepares`: the folder of the data that it makes, None where it trains."""
 
     run: str
     job: Job
@@ -57,6 +59,11 @@ class Order:
     parent: Optional[str] = None
     restart: int = 0
     notify: Optional[Notify] = None
+    prepares: Optional[Path] = None
+
+    @property
+    def verb(self) -> str:
+        return "run" if self.prepares is None else "prepare"
 
 
 def op_launch(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
@@ -76,9 +83,11 @@ def op_launch(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         reason=reason,
         parent=parent,
         notify=Notify.from_arguments(args),
+        prepares=None if args.values.get("key") is None else place_of(work, key_from(args)),
     )
     folder = launch(work, order, conversation.agent_file)
-    return {"run": run, "unit": folder.record()["unit"], "pid": wait_for_job(folder)}
+    record = folder.record()
+    return {"run": run, "unit": record["unit"], "prepares": record["prepares"], "pid": wait_for_job(folder)}
 
 
 def launch(work: WorkDir, order: Order, agent_file: str) -> RunFolder:
@@ -91,19 +100,22 @@ def launch(work: WorkDir, order: Order, agent_file: str) -> RunFolder:
     refuse_if_busy(work, devices, but=but)
     refuse_if_occupied(work, devices, order.policy.shared_gpus)
     refuse_changed(work, order.job.assets)
-    admission = allow_launch(work, order.job, order.max_age_s, order.reason)
+    admission = allow_launch(work, order.job, order.max_age_s, order.reason, trains=order.prepares is None)
     gpu_memory = in_use(devices)
     with exclusive(work.guard):
         refuse_if_busy(work, devices, but=but)
         parent = None if order.parent is None else find_run(work, order.parent)
         if parent is not None:
             (refuse_if_stopped if order.restart else refuse_if_alive)(parent)
+        if order.prepares is not None:
+            refuse_if_being_made(work, order.prepares, but=but)
         folder = _begin(work, order, admission, gpu_memory)
         if parent is not None:
             kind = Kind.RESTART if order.restart else Kind.RESUME
             left = max(0, order.policy.restarts - order.restart)
             Successor(kind, Outcome.STARTED, order.run, left=left).write(parent.path)
     about = {"run": order.run, "release": order.job.digest, "devices": devices, "playbook": order.job.playbook}
+    about["verb"] = order.verb
     told = {"parent": order.parent, "skipped_canary": order.reason, "shared_gpus": order.policy.shared_gpus}
     work.record("launch", **about, **told)
     # detached from within the parent's unit, it would end with that unit
@@ -125,8 +137,13 @@ def _begin(work: WorkDir, order: Order, admission: Admission, gpu_memory: Option
     folder.log.path.mkdir(mode=0o700)
     folder.out.mkdir(mode=0o700)
     settings = folder.path / "settings.json"
-    write_json(settings, job.contract_settings(work, run))
-    job.open_to_account(work, folder.path, settings, folder.out)
+    # the contract: `run` is null outside the verb of that name
+    write_json(settings, job.contract_settings(work, run if order.prepares is None else None))
+    owned = [settings, folder.out]
+    if order.prepares is not None:
+        open_place(order.prepares, job.account)
+        owned.append(order.prepares)
+    job.open_to_account(work, folder.path, *owned)
     if verdict is not None:
         write_json(folder.path / "verdict.json", verdict.to_json())
     # until the supervisor has written its own, the run lives as long as the process that starts it
@@ -143,7 +160,8 @@ def _begin(work: WorkDir, order: Order, admission: Admission, gpu_memory: Option
         "python_version": admission.installed.version,
         "managed": None if job.managed is None else job.managed.digest,
         "packages": admission.installed.packages,
-        "command": job.command("run", settings, folder.out),
+        "command": job.command(order.verb, settings, order.prepares or folder.out),
+        "prepares": None if order.prepares is None else str(order.prepares),
         "cwd": str(job.release),
         "environment": job.environment(Mark.of_run(work.root, run)),
         "secrets": job.variables.names_of_secrets,

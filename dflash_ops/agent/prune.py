@@ -216,15 +216,16 @@ def _prepared(work: WorkDir, limits: Limits, staying: List[RunFolder]) -> Iterat
     for folder in staying:
         settings = folder.settings()
         used[str(settings.get("prepared"))] = folder.run
-    # nobody makes one now: we hold the lock
+        # whole or not: it is made now, or may be gone on with
+        used[str(folder.prepares())] = folder.run
     paths = _newest_first(entries(work.cache / PREPARED))
     whole = [path for path in paths if (path / "prepare.json").exists()]
     for path in paths:
-        if path not in whole:
+        if str(path) in used:
+            yield _item("prepared", path, f"run {used[str(path)]} has it", "")
+        elif path not in whole:
             why = "it is half made, and may go on within a day" if caches.may_go_on(path) else None
             yield _item("prepared", path, why, "it was never finished, and nothing came to it for a day")
-        elif str(path) in used:
-            yield _item("prepared", path, f"run {used[str(path)]} has it", "")
         else:
             newest = whole.index(path) < limits.prepared
             why = f"one of the {limits.prepared} newest" if newest else None

@@ -42,7 +42,7 @@ class Restart:
         self._due = 0.0
 
     def plan(self, state: RunState, code: Optional[int], trouble: Optional[str]) -> None:
-        """Writes next.json where restarts were asked for. `trouble`: why its supervisor ended the run."""
+        """Writes next.json where restarts were asked for. `trouble`: what is wrong beside its exit code."""
         policy = Policy.of_record(self._record)
         if state not in _CRASHES or policy.restarts == 0:
             return
@@ -51,7 +51,7 @@ class Restart:
             self._next = _refusal("the trainer refused its settings or its input, and would again", left)
         elif trouble is not None:
             # the same step on the same data would hang, or give no loss, again: what is needed is a look, not a loop
-            self._next = _refusal(f"its supervisor ended it: {trouble}", left)
+            self._next = _refusal(f"a person must look first: {trouble}", left)
         elif left <= 0:
             self._next = _refusal(f"all {policy.restarts} restarts are used up", left)
         else:
@@ -94,15 +94,21 @@ class Restart:
             parent=self._folder.run,
             restart=self._done + 1,
             notify=Notify.of_run(self._folder.path),
+            prepares=self._folder.prepares(),
         )
         # until its own supervisor has taken over, the child lives by this process
         wait_for_job(launch(self._work, order, self._agent_file))
 
     def _settings(self) -> Dict[str, Any]:
-        """The run's own, from its last whole checkpoint; from the beginning where there was none yet."""
+        """The run's own, from its last whole checkpoint; from the beginning where there was none yet.
+
+        What prepares data finds what it did in their folder.
+        """
         settings = read_json(self._folder.path / "settings.json")
         if settings is None:
             raise _unfit("its settings.json cannot be read")
+        if self._folder.prepares() is not None:
+            return settings
         found, damaged = last_whole(self._work, self._folder)
         for one in damaged:
             self._work.record("damaged", run=self._folder.run, path=str(one.path), why=one.why)
@@ -120,6 +126,8 @@ class Restart:
 
     def _new_name(self) -> str:
         playbook = self._record.get("playbook") or "restart"
+        if self._folder.prepares() is not None:
+            playbook += "-prepare"
         return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{playbook}-{os.urandom(2).hex()}"
 
     def _end(self, planned: Successor, outcome: Outcome, why: str) -> None:

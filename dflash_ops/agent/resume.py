@@ -1,4 +1,4 @@
-"""What a run can be continued from: its own settings, and its last whole checkpoint."""
+"""What a run can be continued from: its own settings, and its last whole checkpoint or the data half prepared."""
 
 from __future__ import annotations
 
@@ -31,19 +31,7 @@ def op_resumable(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
             "deploy anew; its checkpoints can be named in training.resume_from",
             ExitCode.RUN_FAILED,
         )
-    found, damaged = last_whole(work, folder)
-    for one in damaged:
-        conversation.event("damaged", path=str(one.path), why=one.why)
-    if found is None:
-        raise AgentError(
-            "no_checkpoint",
-            f"run {folder.run} has no checkpoint to go on from"
-            + (f": all {len(damaged)} are damaged" if damaged else ": it ended before its first was complete"),
-            str(folder.out / "checkpoints"),
-            "begin anew: dflash-ops deploy",
-            ExitCode.RUN_FAILED,
-            [f"{one.path.name}: {one.why}" for one in damaged],
-        )
+    found = None if folder.prepares() is not None else _last_whole(conversation, folder)
     _refuse_if_gone_on(work, folder, found)
     return {
         "run": folder.run,
@@ -57,9 +45,28 @@ def op_resumable(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         "assets": record.get("assets") or {},
         "python": record.get("python"),
         "managed": record.get("managed"),
-        "checkpoint": str(found.path),
-        "step": found.step,
+        "prepares": record.get("prepares"),
+        "checkpoint": None if found is None else str(found.path),
+        "step": 0 if found is None else found.step,
     }
+
+
+def _last_whole(conversation: Conversation, folder: RunFolder) -> Checkpoint:
+    """AgentError `no_checkpoint`."""
+    found, damaged = last_whole(conversation.work, folder)
+    for one in damaged:
+        conversation.event("damaged", path=str(one.path), why=one.why)
+    if found is not None:
+        return found
+    raise AgentError(
+        "no_checkpoint",
+        f"run {folder.run} has no checkpoint to go on from"
+        + (f": all {len(damaged)} are damaged" if damaged else ": it ended before its first was complete"),
+        str(folder.out / "checkpoints"),
+        "begin anew: dflash-ops deploy",
+        ExitCode.RUN_FAILED,
+        [f"{one.path.name}: {one.why}" for one in damaged],
+    )
 
 
 def refuse_if_alive(folder: RunFolder) -> None:
@@ -76,30 +83,34 @@ def refuse_if_alive(folder: RunFolder) -> None:
         raise _alive(folder, what, f"end them: dflash-ops stop {folder.run}; then resume")
 
 
-def _refuse_if_gone_on(work: WorkDir, folder: RunFolder, found: Checkpoint) -> None:
+def _refuse_if_gone_on(work: WorkDir, folder: RunFolder, found: Optional[Checkpoint]) -> None:
     """AgentError `gone_on` where a run that continued this one still goes on, or came further: its steps would be
-    trained once more, beside it."""
+    trained once more, beside it. Data are prepared once, whoever does it: there only what goes on is in the way."""
     for later in _descendants(work, folder):
         own = _finite_steps(later)
-        if not later.goes_on and own <= found.step:
+        if not later.goes_on and (found is None or own <= found.step):
             continue
         state = later.state().value
-        if later.goes_on:
+        if found is None or later.goes_on:
             what, fix = f"which is {state}", f"see it: dflash-ops tail-logs -f {later.run}"
         else:
             what = f"which is {state} and has a checkpoint at step {own}; its own last is at step {found.step}"
             fix = f"go on with that one: dflash-ops resume {later.run}"
-        playbook = folder.record().get("playbook")
-        named = f" --playbook {shlex.quote(playbook)}" if isinstance(playbook, str) else ""
-        back = f"dflash-ops deploy{named} --set training.resume_from={shlex.quote(str(found.path))}"
         raise AgentError(
             "gone_on",
             f"run {folder.run} went on as run {later.run}, {what}",
             "runs of the host",
-            f"{fix}; to go back to step {found.step} all the same: {back}",
+            fix if found is None else f"{fix}; {_way_back(folder, found)}",
             ExitCode.RUN_FAILED,
             later.run,
         )
+
+
+def _way_back(folder: RunFolder, found: Checkpoint) -> str:
+    playbook = folder.record().get("playbook")
+    named = f" --playbook {shlex.quote(playbook)}" if isinstance(playbook, str) else ""
+    back = f"dflash-ops deploy{named} --set training.resume_from={shlex.quote(str(found.path))}"
+    return f"to go back to step {found.step} all the same: {back}"
 
 
 def _descendants(work: WorkDir, folder: RunFolder) -> Iterator[RunFolder]:

@@ -95,6 +95,11 @@ class RunFolder:
         values = [training.get(key) for key in ("resume_from", "init_from")] if isinstance(training, dict) else []
         return [Path(value) for value in values if isinstance(value, str)]
 
+    def prepares(self) -> Optional[Path]:
+        """The folder of the data that it makes, named by their key; None for a run that trains."""
+        found = self.record().get("prepares")
+        return Path(found) if isinstance(found, str) else None
+
     def planned_steps(self) -> Optional[int]:
         training = self.settings().get("training")
         steps = training.get("steps") if isinstance(training, dict) else None
@@ -185,6 +190,7 @@ class RunFolder:
             "user": record.get("user"),
             "devices": self.devices() or [],
             "playbook": record.get("playbook"),
+            "prepares": record.get("prepares"),
             "python": record.get("python"),
             "managed": record.get("managed"),
             "skipped_canary": record.get("skipped_canary"),

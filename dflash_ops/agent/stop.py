@@ -37,7 +37,7 @@ def op_stop(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
             _ask(folder, grace_s)
     if running or waits:
         work.record("stop", run=folder.run, grace_s=grace_s)
-        what = f"asked for a checkpoint, {grace_s:g} s to write it" if running else "it will not be started again"
+        what = _asked(folder, grace_s) if running else "it will not be started again"
         conversation.event("phase", phase="asked", what=what, run=folder.run)
         _wait(folder, (grace_s if running else 0) + SLACK_S)
     if folder.goes_on:
@@ -48,7 +48,10 @@ def op_stop(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     if folder.mark.pids():
         conversation.event("phase", phase="killed", what="killed what its supervisor did not")
     elif running and (folder.ended() or {}).get("forced"):
-        what = f"it did not end in {grace_s:g} s and was killed: nothing after its last checkpoint is kept"
+        lost = (
+            "nothing after its last checkpoint is kept" if folder.prepares() is None else "what it has prepared stays"
+        )
+        what = f"it did not end in {grace_s:g} s and was killed: {lost}"
         conversation.event("phase", phase="killed", what=what)
     remaining = folder.mark.kill()
     if folder.state() is RunState.LOST:
@@ -58,6 +61,12 @@ def op_stop(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     words = [f"{len(remaining)} processes of the run are left", *(one["what"] for one in left or ())]
     conversation.event("phase", phase="verified", what="; ".join(words), gpu_memory=left)
     return {**folder.summary(), "remaining": remaining, "gpu_memory": left}
+
+
+def _asked(folder: RunFolder, grace_s: float) -> str:
+    if folder.prepares() is None:
+        return f"asked for a checkpoint, {grace_s:g} s to write it"
+    return f"asked to end; what it has prepared stays, in {folder.prepares()}"
 
 
 def _ask(folder: RunFolder, grace_s: float) -> None:

@@ -11,17 +11,19 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Union
 
 from . import cgroup
 from .accounts import find_account, popen_options
 from .children import say
 from .errors import AgentError
 from .exits import write_exit
-from .files import read_json, write_json
+from .files import atomic_write, open_regular, read_json, write_json
+from .growth import Growth
 from .joblog import JobLog
 from .masking import Masks
 from .policy import Policy
+from .prepared import INCOMPLETE, REPORT, is_whole
 from .processes import ProcessId, become_subreaper, boot_id, boottime_s, children_of, signal_group
 from .runs import RunFolder, RunState
 from .watch import NON_FINITE, Trouble, Watch
@@ -47,7 +49,7 @@ def end_state(
 ) -> RunState:
     """What an ending means; SIGKILL alone is no proof of running out of memory, a counted kill is.
 
-    A run that was ended for its trouble has failed, however politely it went.
+    A run that was ended for its trouble has failed, however politely it went; so has one that did not do its work.
     """
     if trouble is not None:
         return RunState.FAILED
@@ -74,11 +76,12 @@ class Supervisor:
         self._policy = Policy.of_record(self._record)
         self._secrets: Dict[str, str] = {}
         self._log = JobLog(folder.log, self._policy)
-        self._watch = Watch(
-            folder.metrics,
-            stall_s=self._policy.stall_s,
-            first_step_s=self._policy.first_step_s,
-            last_step=folder.planned_steps(),
+        self._prepares = folder.prepares()
+        stall_s, first_s = self._policy.stall_s, self._policy.first_step_s
+        self._watch: Union[Watch, Growth] = (
+            Watch(folder.metrics, stall_s=stall_s, first_step_s=first_s, last_step=folder.planned_steps())
+            if self._prepares is None
+            else Growth(self._prepares, stall_s=stall_s, first_s=first_s)
         )
         self._trouble: Optional[Trouble] = None
         self._end_at = 0.0
@@ -345,6 +348,8 @@ class Supervisor:
 
             found = last_finite(WorkDir(self._folder.root), self._folder, trouble.good_step)
             trouble = replace(trouble, good_checkpoint=None if found is None else str(found.path))
+        if trouble is None and code == 0:
+            trouble = self._keep_report()
         state = end_state(code, number, self._stop_deadline is not None, oom_kills, trouble)
         facts: Dict[str, Any] = {"oom_kill": oom_kills, "forced": self._forced}
         facts["reason"] = self._refusal(code) if trouble is None and state is RunState.FAILED else None
@@ -365,7 +370,23 @@ class Supervisor:
 
         if code != REFUSED:
             return None
-        return Refusal.read(self._folder.out, self._folder.log.tail(), Masks.of(self._secrets.values())).to_json()
+        return Refusal.read(
+            self._prepares or self._folder.out, self._folder.log.tail(), Masks.of(self._secrets.values())
+        ).to_json()
+
+    def _keep_report(self) -> Optional[Trouble]:
+        """Puts what the trainer says of the data that it prepared among the run's own files; or what is wrong."""
+        if self._prepares is None:
+            return None
+        if not is_whole(self._prepares):
+            return Trouble(INCOMPLETE, f"it ended with exit code 0 and left no whole {REPORT}")
+        try:
+            with open_regular(self._prepares / REPORT) as file:
+                atomic_write(self._folder.out / REPORT, file.read())
+        except OSError as error:
+            # the data are what counts
+            say(f"{REPORT}: {error}")
+        return None
 
     def _look_once_more(self) -> None:
         """What was recorded after the last look counts as well."""

@@ -13,6 +13,7 @@ from dflash_ops import __version__
 
 COMMANDS = {
     "deploy": "Build, check, stage, prove and launch; follow, and bring everything home.",
+    "prepare": "Make a playbook's data on the host, in a run of their own.",
     "canary": "Prove the workload on the host; launch nothing.",
     "tail-logs": "Show a run's log, every line once.",
     "wait": "Wait until a run has ended; its end is the exit code.",

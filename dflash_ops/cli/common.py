@@ -19,7 +19,7 @@ from dflash_ops.errors import ExitCode, OpsError
 from dflash_ops.interrupts import in_the_command
 
 Function = Callable[..., Any]
-LAUNCHERS = ("canary", "deploy", "resume")
+LAUNCHERS = ("canary", "deploy", "prepare", "resume")
 
 HOST_OPTIONS = [
     click.option(

@@ -18,17 +18,18 @@ from dflash_ops.cli.common import (
 )
 from dflash_ops.deploy.events import Events
 
+RESTART = click.option(
+    "--restart",
+    "restarts",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="The host starts the run again when it crashes, N times at most. As --set run.restarts=N.",
+)
 AGAIN = click.option("--again", is_flag=True, help="Run the canary even where its last verdict still holds.")
 
 
 LAUNCH_OPTIONS = [
-    click.option(
-        "--restart",
-        "restarts",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="The host starts the run again when it crashes, N times at most. As --set run.restarts=N.",
-    ),
+    RESTART,
     AGAIN,
     click.option(
         "--detach", is_flag=True, help="Return once the run has made its first steps (`run.probation_steps`)."

@@ -47,7 +47,7 @@ def command(
 
     A new run with the same release and settings begins at the last whole checkpoint of the old one. It passes the
     same stages as a deploy; the canary runs again where its verdict does not hold any more (after a reboot, say).
-    A run that SUCCEEDED goes on with more steps: --set steps=N.
+    A run that SUCCEEDED goes on with more steps: --set steps=N. A run of `prepare` goes on from what it has prepared.
 
     Example: dflash-ops resume 20261129-151233-quickstart-7f3a
     """
@@ -68,6 +68,7 @@ def command(
             release=outcome.release or None,
             verdict=outcome.verdict,
             parent=outcome.parent,
+            prepared=outcome.prepared,
             run=outcome.run,
             state=outcome.state,
             folder=str(outcome.folder.resolve()) if outcome.folder else None,

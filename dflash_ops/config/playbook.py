@@ -79,11 +79,11 @@ class Run(Model):
     """Recorded steps with a finite loss after which `deploy --detach` leaves the run alone (0: at once)."""
     stall_s: Annotated[int, Field(ge=0)] = 1800
     """Seconds without a metrics record, after the first step, that end the run (0: never). More than the training's
-    `log_every` steps, its evaluation and its checkpoint take."""
+    `log_every` steps, its evaluation and its checkpoint take. A run of `prepare`: without anything prepared."""
     first_step_s: Annotated[int, Field(ge=0)] = 3600
     """The same before the first step (loading, evaluation, compiling) and after the last (evaluation)."""
     prepare_timeout_s: Seconds = 3600
-    """Seconds for the trainer's `prepare`."""
+    """Seconds for the trainer's `prepare` within a deploy. `dflash-ops prepare` has no such limit."""
     tune_timeout_s: Seconds = 3600
     """Seconds for the trainer's `tune`: all strategies together."""
     check_timeout_s: Seconds = 300

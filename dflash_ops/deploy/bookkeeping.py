@@ -24,8 +24,8 @@ def entry_of_run(host: str, summary: Mapping[str, Any], seen: float) -> Entry:
         release=summary.get("release"),
         started=summary.get("started"),
         ended=summary.get("ended"),
-        # the host's gate lets nothing else pass
-        verdict=None if skipped else "pass",
+        # the host's gate lets nothing else train
+        verdict=None if skipped or summary.get("prepares") else "pass",
         skipped=skipped,
         parent=summary.get("parent"),
         devices=_names(summary.get("devices")),
@@ -104,7 +104,7 @@ class Bookkeeper:
         skipped = event.get("skipped_canary")
         return replace(
             self._began(event["run"], event["time"]),
-            verdict=None if skipped else "pass",
+            verdict=None if skipped or event.get("prepares") else "pass",
             skipped=skipped,
             parent=self._record.get("parent"),
             folder=self._folder,

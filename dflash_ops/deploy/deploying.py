@@ -29,6 +29,7 @@ from dflash_ops.transport import Conversation
 
 LINK_PATIENCE_S = 120.0
 """How long a deploy that has launched nothing yet waits for its link."""
+PREPARE = "prepare"
 GOOD_STATES = frozenset({"SUCCEEDED", "STOPPED"})
 
 
@@ -57,12 +58,14 @@ class Outcome:
     run: str | None = None
     state: str | None = None
     folder: Path | None = None
+    prepared: str | None = None
+    """Where the data lie on the host, whole."""
 
 
 def prove(session: Session, playbook: Playbook, events: Events, choices: Choices, outcome: Outcome) -> None:
     """Everything up to the verdict, under the host's lock. Raises OpsError: 6 when it failed, 7 when it cannot tell."""
     with (
-        _staged(session, playbook, choices, outcome, "canary") as stages,
+        staged(session, playbook, choices, outcome, "canary") as stages,
         proven(stages, choices, outcome, "canary"),
     ):
         pass
@@ -71,21 +74,28 @@ def prove(session: Session, playbook: Playbook, events: Events, choices: Choices
 def deploy(session: Session, playbook: Playbook, events: Events, choices: Choices, outcome: Outcome) -> None:
     """Raises OpsError with the exit code of the stage that stopped it; the run itself failing is exit 8."""
     with (
-        _staged(session, playbook, choices, outcome, "deploy") as stages,
+        staged(session, playbook, choices, outcome, "deploy") as stages,
         proven(stages, choices, outcome, "deploy") as (run, folder),
     ):
         policy = playbook.run.policy()
-        launch(stages, run, folder, choices, outcome, policy=policy)
+        launch(stages, run, choices, outcome, policy=policy)
     see_to_the_end(session, run, folder, choices, outcome, policy=policy)
 
 
 def launch(
-    stages: Stages, run: str, folder: Path, choices: Choices, outcome: Outcome, *, policy: dict[str, Any]
-) -> None:
+    stages: Stages,
+    run: str,
+    choices: Choices,
+    outcome: Outcome,
+    *,
+    policy: dict[str, Any],
+    key: str | None = None,
+) -> dict[str, Any]:
+    """What the host answers. `key`: of the data that the run is to prepare; None where it is to train."""
     # from here on it may run, whatever happens to this side
     outcome.run = run
     try:
-        stages.launch(run, reason=choices.skip_reason, policy=policy, parent=outcome.parent)
+        answer = stages.launch(run, reason=choices.skip_reason, policy=policy, parent=outcome.parent, key=key)
     except TransportError as error:
         error.fix = f"it may have been launched: `dflash-ops status {run}`"
         raise
@@ -94,6 +104,7 @@ def launch(
         raise
     if not choices.detach or policy["probation_steps"]:
         stages.free_lock()
+    return answer
 
 
 def see_to_the_end(
@@ -122,7 +133,7 @@ def see_to_the_end(
 
 
 @contextmanager
-def _staged(session: Session, playbook: Playbook, choices: Choices, outcome: Outcome, command: str) -> Iterator[Stages]:
+def staged(session: Session, playbook: Playbook, choices: Choices, outcome: Outcome, command: str) -> Iterator[Stages]:
     """Inside the block the playbook's release is built, checked and on the host, and the host's lock is held."""
     # a secret that cannot be read stops the command before anything is built or reached
     _ = session.variables, session.notify
@@ -150,7 +161,9 @@ def _staged(session: Session, playbook: Playbook, choices: Choices, outcome: Out
         def begin(conversation: Conversation) -> Stages:
             chosen = on_the_host(conversation, playbook, choices.first, session.events)
             stages = Stages(session, conversation, chosen, session.events)
-            stages.ask_ahead(release, command, verdict=not (choices.again or choices.tune or choices.skip_reason))
+            proven = command != PREPARE
+            verdict = proven and not (choices.again or choices.tune or choices.skip_reason)
+            stages.ask_ahead(release, command, free=proven, verdict=verdict)
             stages.lock(command)
             stages.stage(release)
             stages.environment()
@@ -166,12 +179,23 @@ def proven(stages: Stages, choices: Choices, outcome: Outcome, command: str) -> 
     stages.doctor()
     stages.refuse_busy()
     stages.prepare()
-    name = stages.playbook.name
-    run = new_run_id(f"{name}-canary" if command == "canary" else name)
+    run = new_run_id(f"{stages.playbook.name}-canary" if command == "canary" else stages.playbook.name)
+    folder = begin_record(stages, run, choices, outcome, command)
+    tuned = _tune(stages, folder, again=choices.tune)
+    if choices.skip_reason is None:
+        # one name here and on the host; a deploy's folder is its run's
+        canary = run if command == "canary" else f"{run}-canary"
+        asked = "asked for again" if choices.again else None
+        _judge(stages, canary, folder, again="the strategies were measured anew" if tuned else asked, outcome=outcome)
+    yield run, folder
+
+
+def begin_record(stages: Stages, run: str, choices: Choices, outcome: Outcome, command: str) -> Path:
+    """The run's folder here; from now on the events are kept in it."""
     facts = {
         "command": command,
         "host": stages.session.host.name,
-        "playbook": name,
+        "playbook": stages.playbook.name,
         "release": stages.release,
         "skipped_canary": choices.skip_reason,
         "parent": outcome.parent,
@@ -182,13 +206,7 @@ def proven(stages: Stages, choices: Choices, outcome: Outcome, command: str) -> 
     stages.events.emit("record", run=run, folder=str(folder), **facts)
     if stages.manifest is not None:
         write_json(folder / "manifest.json", stages.manifest)
-    tuned = _tune(stages, folder, again=choices.tune)
-    if choices.skip_reason is None:
-        # one name here and on the host; a deploy's folder is its run's
-        canary = run if command == "canary" else f"{run}-canary"
-        asked = "asked for again" if choices.again else None
-        _judge(stages, canary, folder, again="the strategies were measured anew" if tuned else asked, outcome=outcome)
-    yield run, folder
+    return folder
 
 
 def _tune(stages: Stages, folder: Path, *, again: bool) -> bool:

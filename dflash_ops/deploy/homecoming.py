@@ -84,13 +84,18 @@ def bring_home(
         files=brought.files,
         bytes=brought.bytes,
         log=str(folder / "log"),
-        metrics=str(folder / "metrics.ndjson"),
+        metrics=_there(folder / "metrics.ndjson"),
+        prepared=_there(folder / "prepare.json"),
         checkpoints=[str(path) for path in checkpoints],
         doubtful=[str(path) for path in doubtful(checkpoints, status["exit"])],
         report=str(report),
         quality=_quality(folder),
     )
     return status
+
+
+def _there(path: Path) -> str | None:
+    return str(path) if path.exists() else None
 
 
 def _quality(folder: Path) -> dict[str, Any] | None:

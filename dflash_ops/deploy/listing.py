@@ -10,7 +10,7 @@ from typing import Any
 from dflash_ops.errors import TransportError
 
 CHECKPOINTS = PurePosixPath("out/checkpoints")
-CONTRACT_FILES = ("metrics.ndjson", "result.json", "tensorboard")
+CONTRACT_FILES = ("metrics.ndjson", "prepare.json", "result.json", "tensorboard")
 OPTIMIZER = "resume"
 """The role of what only a resumed run needs."""
 

@@ -40,12 +40,13 @@ def _lines(folder: Path) -> Iterator[str]:
         ("state", status.get("state")),
         ("host", record.get("host")),
         ("playbook", record.get("playbook")),
+        ("prepares", run.get("prepares")),
         ("release", record.get("release")),
         ("devices", ", ".join(status.get("devices") or [])),
         ("started", utc(status.get("started"))),
         ("ended", utc(status.get("ended"))),
         ("exit", _ending(status.get("exit"))),
-        ("refused" if refuses(status.get("exit")) else "ended by its supervisor", why(status.get("exit"))),
+        ("refused" if refuses(status.get("exit")) else "reason", why(status.get("exit"))),
         ("lost", status.get("hint")),
         ("disk", _table(status.get("disk_low")).get("what")),
         ("goes on with", _origin(run, _read(folder / "settings.json"))),
@@ -64,6 +65,7 @@ def _lines(folder: Path) -> Iterator[str]:
     yield from _record_that_ended_it(status.get("exit"))
     yield from _settings(_read(folder / "settings.json"))
     yield from _canary(_read(folder / "verdict.json"))
+    yield from _data(_read(folder / "prepare.json"))
     yield from _quality(result)
     yield from _steps(folder / "metrics.ndjson")
     yield from _files(folder, result, status.get("exit"))
@@ -82,7 +84,7 @@ def _ending(ended: dict[str, Any] | None) -> str:
 
 def _origin(run: dict[str, Any], settings: dict[str, Any]) -> str:
     """The run that this one goes on with, and where it began."""
-    began = (settings.get("training") or {}).get("resume_from")
+    began = run.get("prepares") or (settings.get("training") or {}).get("resume_from")
     if not run.get("parent"):
         return ""
     return f"{run['parent']}, from {began}" if began else f"{run['parent']}, from the beginning"
@@ -157,6 +159,18 @@ def _bound(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+def _data(prepared: dict[str, Any]) -> Iterator[str]:
+    """What the trainer's own words say of the data, as far as they are one line each."""
+    told = {key: value for key, value in prepared.items() if isinstance(value, str | int | float)}
+    if not told:
+        return
+    yield "## Data"
+    yield ""
+    for key, value in told.items():
+        yield f"- {key}: {value}"
+    yield ""
+
+
 def _quality(result: dict[str, Any]) -> Iterator[str]:
     before, after = result.get("before"), result.get("after")
     if not isinstance(before, dict):
@@ -213,7 +227,7 @@ def _records(metrics: Path) -> Iterator[dict[str, Any]]:
 
 def _files(folder: Path, result: dict[str, Any], ended: dict[str, Any] | None) -> Iterator[str]:
     checkpoints = sorted(path for path in (folder / "checkpoints").glob("step-*") if (path / "manifest.json").exists())
-    figures = [folder / "metrics.ndjson", folder / "tensorboard"]
+    figures = [folder / "metrics.ndjson", folder / "prepare.json", folder / "tensorboard"]
     paths = [*sorted((folder / "log").glob("*.log")), *figures, *checkpoints]
     there = [path for path in paths if path.exists()]
     if not there:

@@ -1,4 +1,4 @@
-"""Going on with a run that has ended: a child of it, with its settings, from its last whole checkpoint."""
+"""Going on with a run that has ended: a child of it, with its settings, from its last whole checkpoint or its data."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dflash_ops.config.translate import validated
 from dflash_ops.deploy.building import built, checked
 from dflash_ops.deploy.deploying import Choices, Outcome, launch, proven, see_to_the_end
 from dflash_ops.deploy.events import Events
+from dflash_ops.deploy.preparing import begin
 from dflash_ops.deploy.session import Session
 from dflash_ops.deploy.stages import SECONDS_PER_HOUR, Stages
 from dflash_ops.errors import ExitCode, OpsError
@@ -51,9 +52,14 @@ class Point:
     run: str
     state: str
     release: str
-    checkpoint: str
+    checkpoint: str | None
+    """None for a run that prepares data: it goes on from what lies in their folder."""
     step: int
     raw: dict[str, Any]
+
+    @property
+    def trains(self) -> bool:
+        return self.checkpoint is not None
 
     @classmethod
     def ask(cls, conversation: Conversation, run: str | None, events: Events, where: str) -> Point:
@@ -64,7 +70,8 @@ class Point:
             on_event=lambda event: events.emit("damaged", path=event["path"], why=event["why"]),
         )
         point = cls.of(raw, where)
-        events.emit("resuming", run=point.run, state=point.state, checkpoint=point.checkpoint, step=point.step)
+        came = {"checkpoint": point.checkpoint, "step": point.step, "prepares": raw.get("prepares")}
+        events.emit("resuming", run=point.run, state=point.state, **came)
         return point
 
     @classmethod
@@ -72,13 +79,15 @@ class Point:
         """Raises TransportError for an answer that is none."""
         settings = raw.get("settings")
         sections = [settings.get(name) for name in ("workload", "training")] if isinstance(settings, dict) else [None]
-        texts = [raw.get(name) for name in ("run", "state", "release", "module", "checkpoint")]
+        where_from = "checkpoint" if raw.get("prepares") is None else "prepares"
+        texts = [raw.get(name) for name in ("run", "state", "release", "module", where_from)]
         tables = [*sections, raw.get("policy"), raw.get("assets")]
         numbers = [raw.get("step"), raw.get("max_age_s")]
         good = all(isinstance(text, str) for text in texts) and all(isinstance(table, dict) for table in tables)
         if not good or not all(isinstance(number, int | float) for number in numbers):
             raise nonsense("no answer about a run to go on with", where)
-        return cls(raw["run"], raw["state"], raw["release"], raw["checkpoint"], int(raw["step"]), raw)
+        checkpoint = None if where_from == "prepares" else raw["checkpoint"]
+        return cls(raw["run"], raw["state"], raw["release"], checkpoint, int(raw["step"]), raw)
 
     def playbook(self, sets: Sequence[str], rebuilt: Playbook | None) -> Continued:
         """`rebuilt`: whose release is built anew; None: the run's own is used, of which only its module is known.
@@ -86,6 +95,10 @@ class Point:
         Raises ConfigError for what `sets` may not change, OpsError where nothing is left to do.
         """
         settings = self.raw["settings"]
+        training = settings["training"]
+        if self.trains:
+            # what it began with is in its checkpoint
+            training = {**_without(training, "init_from"), "resume_from": self.checkpoint}
         data = {
             "version": 1,
             "name": self.raw.get("playbook") or "resumed",
@@ -95,8 +108,7 @@ class Point:
                 "module": rebuilt.trainer.module if rebuilt else self.raw["module"],
             },
             "workload": settings["workload"],
-            # what it began with is in its checkpoint
-            "training": {**_without(settings["training"], "init_from"), "resume_from": self.checkpoint},
+            "training": training,
             "run": {"canary_max_age_h": self.raw["max_age_s"] / SECONDS_PER_HOUR},
         }
         if rebuilt is not None and rebuilt.environment is not None:
@@ -106,7 +118,7 @@ class Point:
         if wrong:
             raise ConfigError(wrong)
         made = validated(Continued, changed.data, changed.locate)
-        if made.training.steps <= self.step:
+        if self.trains and made.training.steps <= self.step:
             raise OpsError(
                 f"run {self.run} is {self.state} and its checkpoint is at step {self.step} of {made.training.steps}: "
                 "nothing is left to do",
@@ -142,14 +154,20 @@ def _unchangeable(path: KeyPath) -> Problem:
 
 
 def resume(session: Session, wish: Wish, events: Events, choices: Choices, outcome: Outcome) -> None:
-    """As `deploy`, without a build unless it is wished for. Raises OpsError with the exit code of the stage."""
+    """As `deploy`, without a build unless it is wished for; as `prepare` for a run that prepares data.
+
+    Raises OpsError with the exit code of the stage.
+    """
     # a secret that cannot be read stops the command before anything is built or reached
     _ = session.variables, session.notify
     with session.conversation() as conversation:
         point = Point.ask(conversation, wish.run, events, session.host.name)
         outcome.parent = point.run
+        if not point.trains:
+            _refuse_canary(point, choices)
         with _release(wish, events) as (release, rebuilt):
             playbook = point.playbook(wish.sets, rebuilt)
+            policy = point.policy(playbook)
             outcome.release = point.release if release is None else release.digest
             stages = Stages(session, conversation, playbook, events)
             stages.keep_assets(point.raw["assets"])
@@ -159,10 +177,27 @@ def resume(session: Session, wish: Wish, events: Events, choices: Choices, outco
             else:
                 stages.stage(release)
                 stages.environment()
-            with proven(stages, choices, outcome, "resume") as (run, folder):
-                policy = point.policy(playbook)
-                launch(stages, run, folder, choices, outcome, policy=policy)
-    see_to_the_end(session, run, folder, choices, outcome, policy=policy)
+            if point.trains:
+                with proven(stages, choices, outcome, "resume") as (run, folder):
+                    launch(stages, run, choices, outcome, policy=policy)
+                preparing = None
+            else:
+                preparing = begin(stages, policy, choices, outcome)
+    if point.trains:
+        see_to_the_end(session, run, folder, choices, outcome, policy=policy)
+    elif preparing is not None:
+        preparing.see_to_the_end(session, choices, outcome)
+
+
+def _refuse_canary(point: Point, choices: Choices) -> None:
+    if choices.again or choices.skip_reason is not None:
+        raise OpsError(
+            f"run {point.run} prepares data: there is no canary to run again or to skip",
+            exit_code=ExitCode.USAGE,
+            kind="usage",
+            where="--again, --skip-canary",
+            fix=f"leave them out: `dflash-ops resume {point.run}`",
+        )
 
 
 def _use_its_own(stages: Stages, point: Point) -> None:

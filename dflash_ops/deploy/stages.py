@@ -64,10 +64,10 @@ class Stages:
         self.conversation.request("lock", _lock_arguments(command))
         self.events.emit("connected", host=self._where, hostname=known.hostname, workdir=known.workdir)
 
-    def ask_ahead(self, release: Release, command: str, *, verdict: bool) -> None:
+    def ask_ahead(self, release: Release, command: str, *, free: bool, verdict: bool) -> None:
         """Sends what will be asked up to the verdict in one go: one round trip instead of ten. The stages ask as ever.
 
-        Each is skipped by the host unless all before it succeeded.
+        Each is skipped by the host unless all before it succeeded. `free`, `verdict`: whether those will be asked.
         """
         self.release = release.digest
         ask = self.conversation.ahead
@@ -91,7 +91,8 @@ class Stages:
             # where they lie on the host is part of the settings
             return
         ask("check", self._check_arguments())
-        ask("free", self._verb_arguments())
+        if free:
+            ask("free", self._verb_arguments())
         if verdict:
             ask("verdict", self._verb_arguments())
 
@@ -205,17 +206,24 @@ class Stages:
 
     def prepare(self) -> None:
         """Makes the data that the trainer asked for, or finds it made."""
-        if self._needs is None:
+        key = self.to_prepare()
+        if key is None:
             return
-        if self._made_before is not None:
-            self.prepared = self._made_before
-            self.events.emit("prepared", path=self.prepared, reused=True)
-            return
-        self.events.emit("preparing", why=self._needs["why"])
-        more = {"key": self._needs["key"], "timeout_s": self.playbook.run.prepare_timeout_s}
+        more = {"key": key, "timeout_s": self.playbook.run.prepare_timeout_s}
         result = self._verb("prepare", {**self._verb_arguments(), **more})
         self.prepared = str(result["path"])
         self.events.emit("prepared", path=self.prepared, reused=result["reused"])
+
+    def to_prepare(self) -> str | None:
+        """The key of the data that the trainer asked for; None where it needs none, or the host has them."""
+        if self._needs is None:
+            return None
+        if self._made_before is not None:
+            self.prepared = self._made_before
+            self.events.emit("prepared", path=self.prepared, reused=True)
+            return None
+        self.events.emit("preparing", why=self._needs["why"])
+        return str(self._needs["key"])
 
     def tune(self, *, again: bool = False) -> dict[str, Any] | None:
         """Measures every strategy where the trainer's check asked for it, or `again`: the table, else None.
@@ -252,14 +260,24 @@ class Stages:
         return dict(verdict)
 
     def launch(
-        self, run: str, *, reason: str | None, policy: dict[str, Any], parent: str | None = None
+        self,
+        run: str,
+        *,
+        reason: str | None,
+        policy: dict[str, Any],
+        parent: str | None = None,
+        key: str | None = None,
     ) -> dict[str, Any]:
-        """Starts the run under its supervisor. The host's gate decides, not this side."""
+        """Starts the run under its supervisor. The host's gate decides, not this side.
+
+        `key`: of the data that the run is to prepare; None where it is to train.
+        """
         policy = {**policy, "shared_gpus": self.session.host.shared_gpus}
-        told = {"reason": reason, "policy": policy, "parent": parent, "notify": self.session.notify}
+        told = {"reason": reason, "policy": policy, "parent": parent, "notify": self.session.notify, "key": key}
         more = {**told, "timeout_s": LAUNCH_TIMEOUT_S}
         result = self._verb("launch", {**self._verb_arguments(run, self.prepared), "run": run, **more})
-        self.events.emit("launched", run=run, host=self._where, unit=result.get("unit"), skipped_canary=reason)
+        told = {"unit": result.get("unit"), "skipped_canary": reason, "prepares": result.get("prepares")}
+        self.events.emit("launched", run=run, host=self._where, **told)
         return result
 
     def free_lock(self) -> None:

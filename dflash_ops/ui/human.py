@@ -115,8 +115,12 @@ class HumanView:
                 f"[yellow]warn[/]     the checkpoint {escape(str(e['path']))} is passed over: {escape(str(e['why']))}"
             ),
             "resuming": lambda e: self._say(
-                f"resume   run {escape(str(e['run']))} ({escape(str(e['state']))}) from step {e['step']}: "
-                f"{escape(str(e['checkpoint']))}"
+                f"resume   run {escape(str(e['run']))} ({escape(str(e['state']))}) from "
+                + (
+                    f"step {e['step']}: {escape(str(e['checkpoint']))}"
+                    if e["prepares"] is None
+                    else f"what it has prepared: {escape(str(e['prepares']))}"
+                )
             ),
             "first_weights": lambda e: self._say(
                 f"weights  of run {escape(str(e['run']))} at step {e['step']}: {escape(str(e['path']))}"
@@ -202,6 +206,8 @@ class HumanView:
     def _launched(self, event: Event) -> None:
         unit = f" as {escape(event['unit'])}" if event["unit"] else ""
         self._say(f"launch   run [bold]{event['run']}[/] on {escape(event['host'])}{unit}")
+        if event["prepares"]:
+            self._say(f"         prepares data in {escape(str(event['prepares']))}")
         if event["skipped_canary"]:
             self._say(f"         [bold red]without a canary[/]: {escape(event['skipped_canary'])}")
 
@@ -243,8 +249,9 @@ class HumanView:
             f"{event['files']} files, {sized(event['bytes'])}, verified by sha256," if event["files"] else "nothing new"
         )
         self._say(f"collect  {brought} in {escape(event['folder'])}")
-        for name in ("log", "metrics", "report"):
-            self._say(f"  {name:11}{escape(event[name])}")
+        for name in ("log", "metrics", "prepared", "report"):
+            if event[name] is not None:
+                self._say(f"  {name:11}{escape(event[name])}")
         finite = [path for path in event["checkpoints"] if path not in event["doubtful"]]
         for path in finite[-1:]:
             self._say(f"  checkpoint {escape(path)}")
@@ -298,6 +305,8 @@ class HumanView:
             self._say(f"  environment {escape(str(event['managed'])[:12])}")
         elif event.get("python"):
             self._say(f"  python {escape(str(event['python']))}")
+        if event.get("prepares"):
+            self._say(f"  prepares data in {escape(str(event['prepares']))}")
         if event.get("skipped_canary"):
             self._say(f"  [bold red]without a canary[/]: {escape(event['skipped_canary'])}")
         if event.get("parent"):

@@ -113,6 +113,18 @@ if verb == "prepare":
     write("data.json", [1, 2, 3])
     if act.get("half"):
         sys.exit(1)
+    if act.get("lazy"):
+        sys.exit(0)
+    if act.get("hang"):
+        say_forever()
+    if "once" in act and not Path(act["once"]).exists():
+        # only the first time
+        Path(act["once"]).touch()
+        sys.exit(1)
+    if act.get("until"):
+        say("half of it")
+        while not Path(act["until"]).exists():
+            time.sleep(0.02)
     write("prepare.json", {"rows": 3})
 if verb == "tune":
     if act.get("hang"):

@@ -1,0 +1,73 @@
+"""Signs of life of a run that prepares data: what lies directly in the data's folder changes as it goes on.
+
+There are no metrics before there is training; what a `prepare` has done it writes there (docs/trainer-contract.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Callable, Optional, Set, Tuple
+
+from .watch import STALLED, Trouble
+
+_LOOK_S = 5.0
+
+
+class Growth:
+    """As `Watch`, over a folder. `first_s`: seconds before the first change, `stall_s`: between two; 0 is never."""
+
+    good_step: Optional[int] = None
+    """No step is ever made."""
+
+    def __init__(
+        self, folder: Path, *, stall_s: float, first_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder = folder
+        self._stall_s = stall_s
+        self._first_s = first_s
+        self._clock = clock
+        self._life = self._looked = clock()
+        self._grew = False
+        self._seen = self._content()
+
+    def look(self) -> Optional[Trouble]:
+        """Whether it stands still now."""
+        now = self._clock()
+        # before it is called dead it is looked at, however short its time is
+        if now - self._looked >= _LOOK_S or self._overdue(now) is not None:
+            self._looked = now
+            content = self._content()
+            if content != self._seen:
+                self._seen, self._life, self._grew = content, now, True
+        overdue = self._overdue(now)
+        if overdue is None:
+            return None
+        silent, patience, name = overdue
+        what = f"nothing was prepared for {silent:.0f} s ({name} is {patience:g})"
+        return Trouble(STALLED, what, seconds=round(silent, 1))
+
+    def sickness(self) -> Optional[Trouble]:
+        """Data that are not right are the trainer's to tell."""
+        return None
+
+    def excuse(self, seconds: float) -> None:
+        """Time in which nobody looked."""
+        self._life += seconds
+
+    def _overdue(self, now: float) -> Optional[Tuple[float, float, str]]:
+        """How long nothing came, how long that may be, and by which setting; None while there is time."""
+        patience, name = (self._stall_s, "stall_s") if self._grew else (self._first_s, "first_step_s")
+        silent = now - self._life
+        return (silent, patience, name) if patience and silent >= patience else None
+
+    def _content(self) -> Set[Tuple[str, int, int]]:
+        found = set()
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self._folder):
+                with contextlib.suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    found.add((entry.name, status.st_size, status.st_mtime_ns))
+        return found
