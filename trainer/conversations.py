@@ -11,6 +11,7 @@ from typing import Any
 from trainer.bad_rows import EMPTY_ANSWER, HISTORY, MASK_TOKEN, NOT_EXACT, TOO_LONG, BadRow, BadRows
 from trainer.chat import Conversation, Message, Variables, asked, prompt_ids, supervised
 from trainer.engine import UNTOLD, Prompts
+from trainer.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +47,17 @@ class Rules:
 
 
 def answered(
-    conversations: Mapping[int, Conversation], answer_all: AnswerAll, rules: Rules, bad: BadRows
+    conversations: Mapping[int, Conversation],
+    answer_all: AnswerAll,
+    rules: Rules,
+    bad: BadRows,
+    beat: Callable[[], None] = lambda: None,
 ) -> tuple[dict[int, Row], list[int]]:
     """Rows in which every turn of the assistant is the target's own, in order; bad ones are added to `bad`.
 
     The conversation goes on from what the target said, not from what stood there. Second: the rows that end before
-    their last turn, since the largest bucket does. Raises `InputError` where too many are bad.
+    their last turn, since the largest bucket does. `beat` is called now and then while prompts are rendered. Raises
+    `InputError` where too many are bad.
     """
     turns = {row: asked(each) for row, each in conversations.items()}
     rows: dict[int, Row] = {row: Row() for row in sorted(conversations)}
@@ -59,7 +65,9 @@ def answered(
     going_on = set(rows)
     for turn in range(max((len(each) for each in turns.values()), default=0)):
         prompts: dict[int, list[int]] = {}
+        progress = Progress("prompts rendered", len(going_on), 0, beat)
         for row in sorted(going_on):
+            progress.add(1)
             if turn >= len(turns[row]):
                 going_on.discard(row)
                 continue
@@ -116,10 +124,14 @@ def _take(row: Row, prompt: list[int], answer: list[int], rules: Rules) -> None:
     row.history.append({"role": "assistant", "content": content})
 
 
-def as_they_are(conversations: Mapping[int, Conversation], rules: Rules, bad: BadRows) -> dict[int, Row]:
-    """Rows with the answers that the conversations have; bad ones are added to `bad`."""
+def as_they_are(
+    conversations: Mapping[int, Conversation], rules: Rules, bad: BadRows, beat: Callable[[], None] = lambda: None
+) -> dict[int, Row]:
+    """Rows with the answers that the conversations have; bad ones are added to `bad`. `beat` is called now and then."""
     rows: dict[int, Row] = {}
+    progress = Progress("conversations rendered", len(conversations), 0, beat)
     for number, conversation in conversations.items():
+        progress.add(1)
         try:
             rows[number] = _row_of(number, conversation, rules)
         except BadRow as found:

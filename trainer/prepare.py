@@ -174,11 +174,11 @@ def _make(settings: Settings, out: Path, journal: Journal) -> dict[str, object]:
     if settings.training.data is None:
         engine, ends = _engine(settings, path, tokenizer)
         rows, shortened = answered(
-            usable, lambda prompts, turn: answer_all(engine, prompts, journal, turn), rules(ends), bad
+            usable, lambda prompts, turn: answer_all(engine, prompts, journal, turn), rules(ends), bad, journal.beat
         )
     else:
         ends = declared_ends(path, settings.cache, tokenizer)
-        rows = as_they_are(usable, rules(ends), bad)
+        rows = as_they_are(usable, rules(ends), bad, journal.beat)
     bad.refuse_too_many()
     bad.tell()
     kept = [row for number, row in sorted(rows.items()) if number not in held_out]

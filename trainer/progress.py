@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 _EVERY_S = 10.0
 
@@ -11,11 +12,15 @@ log = logging.getLogger(__name__)
 
 
 class Progress:
-    """Counts `total` things, some of them `done` before; a line every ten seconds, and one at the end."""
+    """Counts `total` things, some of them `done` before; a line every ten seconds, and one at the end.
 
-    def __init__(self, what: str, total: int, done: int) -> None:
+    `beat` is called with each line: where the work leaves nothing on the disk, it shows there that it goes on.
+    """
+
+    def __init__(self, what: str, total: int, done: int, beat: Callable[[], None] = lambda: None) -> None:
         self._what = what
         self._total = total
+        self._beat = beat
         self._before = self._done = done
         self._began = self._told = time.monotonic()
         if done:
@@ -28,6 +33,7 @@ class Progress:
         if now - self._told < _EVERY_S and self._done < self._total:
             return
         self._told = now
+        self._beat()
         rate = (self._done - self._before) / max(now - self._began, 1e-9)
         log.info(
             "%d of %d %s, %.1f rows/s, %s left",

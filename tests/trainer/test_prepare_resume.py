@@ -10,9 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 
+from trainer import progress
 from trainer.errors import InputError
+from trainer.journal import JournalFile
 from trainer.prepare import prepare
 from trainer.settings import Settings, settings_from_json
 
@@ -59,6 +62,31 @@ def test_cut_off_after_any_number_of_bytes(settings: Settings, tmp_path: Path) -
         (out / JOURNAL).write_bytes(journal[:cut])
         prepare(settings, out)
         assert files_of(out) == whole, cut
+
+
+@pytest.mark.parametrize("source", ["prompts", "messages"])
+def test_it_shows_on_the_disk_that_it_goes_on(
+    make_settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """A host ends a `prepare` in whose folder nothing changes: rendering writes nothing, and may take an hour."""
+    talk = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2 w3"}]
+    datasets.Dataset.from_dict({"messages": [talk] * 4}).save_to_disk(str(tmp_path / "data"))
+    given = {"data": str(tmp_path / "data"), "prompts": None} if source == "messages" else {"prompt_count": 4}
+    raw, out = make_settings(**given, evaluation_prompts=1), tmp_path / "out"
+    out.mkdir()
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    beats: list[float] = []
+    beat = JournalFile.beat
+
+    def counted(file: JournalFile) -> None:
+        os.utime(out / JOURNAL, (1, 1))
+        beat(file)
+        beats.append((out / JOURNAL).stat().st_mtime)
+
+    monkeypatch.setattr(JournalFile, "beat", counted)
+    prepare(settings_from_json(raw), out)
+    assert len(beats) == 4
+    assert min(beats) > 1
 
 
 def test_answers_that_are_there_are_not_made_again(settings: Settings, tmp_path: Path) -> None:
