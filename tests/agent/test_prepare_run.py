@@ -191,3 +191,15 @@ def test_as_another_account(public_work: Path, release: Packed) -> None:  # noqa
         agent.call("launch", run="one", **arguments)
         assert follow(agent).result["state"] == "SUCCEEDED"
     assert (place(public_work) / "prepare.json").stat().st_uid == nobody.pw_uid
+
+
+def test_a_refusal_is_told_and_one_of_before_is_not(agent: Agent, work: Path, staged: Packed) -> None:
+    told = {"what": "3 rows cannot be used", "where": "training.bad_prompts", "fix": "correct them"}
+    launch(agent, staged, policy={"restarts": 1}, refused=told)
+    status = follow(agent).result
+    assert (status["state"], status["exit"]["code"]) == ("FAILED", 2)
+    what = "the trainer refused: 3 rows cannot be used (training.bad_prompts)"
+    assert status["exit"]["reason"] == {"kind": "refused", "what": what, "fix": "correct them"}
+    # no file of its own is left: the last line of the log says it
+    launch(agent, staged, "two", parent="one", refused=None)
+    assert "3 rows" not in follow(agent, "two").result["exit"]["reason"]["what"]
