@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -167,6 +168,19 @@ def test_a_grandchild_outlives_the_run(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
     assert done.returncode == 0
     assert len(left) == 1
+
+
+def test_a_prepare_waits_half_way(tmp_path: Path) -> None:
+    trainer = broken("prepare-waits", tmp_path).trainer
+    settings = trainer.settings()
+    with trainer.started("prepare", settings, "prepared") as living:
+        living.until((living.out / "half.ndjson").exists)
+        assert not (living.out / "prepare.json").exists()
+        cache = Path(settings["cache"])
+        cache.mkdir(exist_ok=True)
+        (cache / "go").touch()
+        assert living.end().code == 0
+    assert json.loads((living.out / "prepare.json").read_text())["rows"] > 0
 
 
 def _processes() -> list[int]:
