@@ -13,7 +13,9 @@ from dflash_ops.deploy.events import Events
 
 @click.command("build")
 @options(PLAYBOOK_OPTIONS, OUTPUT_OPTIONS)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the archive to this file.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, resolve_path=True, dir_okay=False), help="Write the archive to this file."
+)
 @command_end
 def command(*, events: Events, result: dict[str, Any], playbook: str, sets: tuple[str, ...], out: Path | None) -> None:
     """Build the release here; touch no host. Two builds of the same content are byte-identical.

@@ -65,5 +65,5 @@ def command(
             result.update(
                 release=outcome.release or None,
                 verdict=outcome.verdict,
-                folder=str(outcome.folder.resolve()) if outcome.folder else None,
+                folder=str(outcome.folder) if outcome.folder else None,
             )

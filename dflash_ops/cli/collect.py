@@ -51,12 +51,12 @@ def command(
         with session.conversation() as conversation:
             status = conversation.request("status", {"run": run})
         folder = record_of(runs, status, chosen.name)
-        result.update(run=status["run"], state=status["state"], folder=str(folder.resolve()))
+        result.update(run=status["run"], state=status["state"], folder=str(folder))
         choice = Choice(optimizer=optimizer, last=last)
         if follow:
             status = follow_home(session, status["run"], runs, choice)
         else:
             status = bring_home(session, status["run"], folder, events, choice)
         folder = runs / status["run"]
-        result.update(run=status["run"], state=status["state"], folder=str(folder.resolve()))
+        result.update(run=status["run"], state=status["state"], folder=str(folder))
         tell_next(events, status)

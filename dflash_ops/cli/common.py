@@ -55,9 +55,11 @@ OUTPUT_OPTIONS = [
     ),
     click.option("--debug", is_flag=True, help="Show tracebacks."),
 ]
+HERE = click.Path(path_type=Path, resolve_path=True)
+"""A path of this workstation: absolute, since events and results tell it to programs that stand elsewhere."""
 RUNS_OPTION = click.option(
     "--runs",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path, resolve_path=True, file_okay=False),
     default=Path("runs"),
     show_default=True,
     help="Where runs are collected to.",

@@ -128,5 +128,5 @@ def command(
                 verdict=outcome.verdict,
                 run=outcome.run,
                 state=outcome.state,
-                folder=str(outcome.folder.resolve()) if outcome.folder else None,
+                folder=str(outcome.folder) if outcome.folder else None,
             )

@@ -7,17 +7,17 @@ from typing import Any
 
 import click
 
-from dflash_ops.cli.common import OUTPUT_OPTIONS, RUNS_OPTION, command_end, options
+from dflash_ops.cli.common import HERE, OUTPUT_OPTIONS, RUNS_OPTION, command_end, options
 from dflash_ops.deploy.events import Events
 
 
 @click.command("export")
 @click.argument("run", required=False)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to make; new or empty.")
+@click.option("--out", type=HERE, required=True, help="The folder to make; new or empty.")
 @click.option("--step", type=click.IntRange(min=0), help="Which checkpoint. Default: the newest that is here.")
 @click.option(
     "--target",
-    type=click.Path(path_type=Path),
+    type=HERE,
     help="Where the target lies on this machine. Default: where the run's settings say.",
 )
 @click.option("--verifier", metavar="NAME", help="By what name or folder a server finds it. Default: where it lies.")
@@ -43,7 +43,7 @@ def command(
     from dflash_ops.deploy.exporting import export, find_source
 
     source = find_source(runs, run, step)
-    result.update(run=source.run, checkpoint=str(source.checkpoint.resolve()), folder=None)
+    result.update(run=source.run, checkpoint=str(source.checkpoint), folder=None)
     export(source, out, target=target, verifier=verifier)
-    result["folder"] = str(out.resolve())
+    result["folder"] = str(out)
     events.emit("notice", text=f"{source.run}, {source.checkpoint.name}: {out}")

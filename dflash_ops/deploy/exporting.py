@@ -70,15 +70,15 @@ def export(source: Source, out: Path, *, target: Path | None, verifier: str | No
         )
     workload = dict(source.settings["workload"])
     if target is not None:
-        workload["target"] = str(target.absolute())
+        workload["target"] = str(target)
     # the host's own cache and prepared data are not here
     settings = {**source.settings, "workload": workload, "prepared": None, "cache": str(_cache())}
     with TemporaryDirectory(prefix="dflash-ops-") as folder:
         file = Path(folder) / "settings.json"
         write_json(file, settings)
         command = [sys.executable, "-m", "trainer", "export", "--format", "speculators"]
-        command += ["--settings", str(file), "--checkpoint", str(source.checkpoint.absolute())]
-        command += ["--out", str(out.absolute()), *(["--verifier", verifier] if verifier is not None else [])]
+        command += ["--settings", str(file), "--checkpoint", str(source.checkpoint)]
+        command += ["--out", str(out), *(["--verifier", verifier] if verifier is not None else [])]
         environment = {
             **os.environ,
             "PYTHONPATH": str(bundled("trainer").parent),

@@ -74,7 +74,7 @@ def _here(folder: Path) -> Here:
             raise _refused(f"{folder / path} is missing", "bring it home again: `dflash-ops collect RUN`")
     if not files:
         raise _refused(f"{folder / MANIFEST} names no weights")
-    return Here(folder, files)
+    return Here(folder.absolute(), files)
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:

@@ -249,14 +249,14 @@ class Stages:
         if again is None:
             answer = self.conversation.request("verdict", self._verb_arguments())
             if answer["holds"] and answer["verdict"]["outcome"] == "pass":
-                self.events.emit("verdict", reused=True, why=answer["why"], **_facts_of(answer["verdict"]))
+                self.events.emit("verdict", reused=True, why=answer["why"], **self._told(answer["verdict"]))
                 return dict(answer["verdict"])
             self.events.emit("canary", why=answer["why"])
         else:
             self.events.emit("canary", why=again)
         more = {"name": name, "timeout_s": self.playbook.workload.canary_timeout_s + CANARY_SLACK_S}
         verdict = self._verb("canary", {**self._verb_arguments(prepared=self.prepared), **more})["verdict"]
-        self.events.emit("verdict", reused=False, why="", **_facts_of(verdict))
+        self.events.emit("verdict", reused=False, why="", **self._told(verdict))
         return dict(verdict)
 
     def launch(
@@ -312,6 +312,15 @@ class Stages:
             )
         finally:
             lines.close()
+
+    def _told(self, verdict: dict[str, Any]) -> dict[str, Any]:
+        evidence = verdict.get("evidence") or {}
+        return {
+            **{key: verdict[key] for key in ("outcome", "binding", "made", "playbook")},
+            "summary": evidence.get("summary", ""),
+            "checks": evidence.get("checks", []),
+            "log": f"{self.facts.workdir}/{verdict['log']}",
+        }
 
     def _tell(self, event: dict[str, Any]) -> None:
         if event["event"] == "building":
@@ -374,16 +383,3 @@ def refuse_untuned(table: dict[str, Any], where: str) -> None:
         fix="nothing was launched; the log above says why each of them failed",
         evidence=table,
     )
-
-
-def _facts_of(verdict: dict[str, Any]) -> dict[str, Any]:
-    evidence = verdict.get("evidence") or {}
-    return {
-        "outcome": verdict["outcome"],
-        "summary": evidence.get("summary", ""),
-        "checks": evidence.get("checks", []),
-        "binding": verdict["binding"],
-        "made": verdict["made"],
-        "log": verdict["log"],
-        "playbook": verdict["playbook"],
-    }

@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,15 +134,36 @@ def test_a_full_disk(desk: Desk, full_disk: Path) -> None:
     assert not list(full_disk.rglob("*.part"))
 
 
-def test_every_command_ends_with_a_result(desk: Desk) -> None:
-    desk.deploy()
-    for words in (["status"], ["runs"], ["collect"], ["stop"], ["tail-logs"], ["doctor", "--playbook", "tiny"]):
-        done = desk.run(*words)
-        assert done.result["exit"] == done.code == 0, (words, done.out)
-    for words in (["build", "--playbook", "tiny"], ["check", "--playbook", "tiny"]):
-        done = desk.run(*words, host=False)
-        assert done.code == 0
-        assert len(done.result["release"]) == 64
+def test_every_command_ends_with_a_result_and_every_path_in_it_is_absolute(desk: Desk) -> None:
+    deployed = desk.deploy()
+    (checkpoint,) = (desk.runs / deployed.result["run"]).glob("checkpoints/*-000004")
+    here = ["--playbook", "tiny", "--init-from", os.path.relpath(checkpoint, desk.folder)]
+    commands = [["status"], ["runs"], ["collect"], ["stop"], ["tail-logs"], ["doctor", "--playbook", "tiny"]]
+    commands += [["canary", "--playbook", "tiny"], ["prune"], ["deploy", *here, "--dry-run"]]
+    ended = [deployed, *(desk.run(*words) for words in commands)]
+    ended.append(desk.run("check", "--playbook", "tiny", host=False))
+    ended.append(desk.run("build", "--playbook", "tiny", "--out", "here.tgz", host=False))
+    assert ended[-1].result["archive"] == str(desk.folder.resolve() / "here.tgz")
+    for done in ended:
+        assert done.result["exit"] == done.code == 0, done.out
+        assert len(done.result.get("release") or "0" * 64) == 64
+        assert [found for event in done.events for found in _relative(event, desk)] == []
+    (record,) = deployed.named("record")
+    assert record["folder"] == deployed.result["folder"]
+
+
+def _relative(value: Any, desk: Desk, key: str = "") -> Iterator[str]:
+    """Texts that name a file here, or in the host's work directory, for those alone who stand there."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _relative(item, desk, name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _relative(item, desk, key)
+    elif isinstance(value, str):
+        words = [word for word in value.split() if not word.startswith("/") and ("/" in word or key == "folder")]
+        places = (desk.folder, desk.folder / "work")
+        yield from (f"{key}: {value}" for place in places for word in words if (place / word).exists())
 
 
 def test_help_has_an_example_for_every_command(desk: Desk) -> None:
