@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,12 @@ from torch.optim.adamw import adamw
 
 from trainer.errors import InputError
 
+if TYPE_CHECKING:
+    from trainer.fused_adamw import FusedAdamW
+
 _STATE = ("exp_avg", "exp_avg_sq", "step")
 _EPSILON = 1e-8
+_CLIP_EPSILON = 1e-6
 _NARROW = (torch.bfloat16, torch.float16)
 
 
@@ -48,7 +53,6 @@ class MasterAdamW:
         wide = [each.detach().float() if each.dtype in _NARROW else each.detach() for _, each in parameters]
         self._masters = wide
         self._copied = [each for each, (_, own) in zip(wide, parameters, strict=True) if own.dtype in _NARROW]
-        self._clipped = [torch.zeros_like(each) for each in wide]
         device = wide[0].device
         self._state = {
             "exp_avg": [torch.zeros_like(each) for each in wide],
@@ -56,6 +60,9 @@ class MasterAdamW:
             "step": [torch.zeros((), dtype=torch.float32, device=device) for _ in wide],
         }
         self._rate = torch.zeros((), device=device)
+        self._one_pass = device.type == "cuda" and len(self._narrow) in {0, len(wide)}
+        self._fused: FusedAdamW | None = None
+        self._fused_for: tuple[int, ...] = ()
 
     @property
     def rate(self) -> Tensor:
@@ -65,12 +72,40 @@ class MasterAdamW:
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> Tensor:
         """Clip, update, and return the gradient norm before clipping (0-dim); `gradients` stay as they are."""
-        torch._foreach_copy_(self._clipped, list(gradients))
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self._clipped)))
-        torch._foreach_mul_(self._clipped, (self._clip / (norm + 1e-6)).clamp(max=1.0))
+        return self._fused_step(gradients) if self._one_pass else self._plain_step(gradients)
+
+    def _fused_step(self, gradients: Sequence[Tensor]) -> Tensor:
+        fused = self._fused_update(gradients)
+        norm = fused.norm()
+        steps = self._state["step"]
+        torch._foreach_add_(steps, 1)
+        scale = (self._clip / (norm + _CLIP_EPSILON)).clamp(max=1.0)
+        fused.update(
+            scale, self._rate, steps[0], betas=self._betas, decay=self._weight_decay, epsilon=_EPSILON
+        )
+        return norm
+
+    def _fused_update(self, gradients: Sequence[Tensor]) -> FusedAdamW:
+        """The kernels' table is of these gradients; in a step they are always the same."""
+        addresses = tuple(each.data_ptr() for each in gradients)
+        if self._fused is None or addresses != self._fused_for:
+            # triton is only where there is a GPU
+            from trainer.fused_adamw import FusedAdamW
+
+            state = self._state
+            self._fused = FusedAdamW(
+                gradients, self._masters, state["exp_avg"], state["exp_avg_sq"], self._narrow
+            )
+            self._fused_for = addresses
+        return self._fused
+
+    def _plain_step(self, gradients: Sequence[Tensor]) -> Tensor:
+        clipped = [each.float() if each.dtype in _NARROW else each.clone() for each in gradients]
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(clipped)))
+        torch._foreach_mul_(clipped, (self._clip / (norm + _CLIP_EPSILON)).clamp(max=1.0))
         adamw(
             self._masters,
-            self._clipped,
+            clipped,
             self._state["exp_avg"],
             self._state["exp_avg_sq"],
             [],

@@ -231,6 +231,20 @@ def test_shared_code_is_noticed_and_a_check_that_does_not_notice_is_told(
         assert run_controls(parts)[0].outcome.value == "inconclusive"
 
 
+def test_a_control_that_raises_leaves_the_numbers_verdict(
+    ready: Ready, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*_arguments: object) -> int:
+        raise TypeError("torch lost its head")
+
+    monkeypatch.setattr(controls, "own_code_objects", raises)
+    assert run_canary(settings_from_json(ready(strategy="reduce-overhead")), tmp_path) == 7
+    checks = {each["id"]: each for each in json.loads((tmp_path / "evidence.json").read_text())["checks"]}
+    assert checks["control_code_objects"]["outcome"] == "inconclusive"
+    assert checks["control_code_objects"]["summary"].endswith("TypeError: torch lost its head")
+    assert checks["gradients"]["outcome"] == "pass"
+
+
 def test_replays_are_counted_by_step_and_device() -> None:
     counts = [GraphCounts({}, replays) for replays in ({}, {0: 6, 1: 6}, {0: 12, 1: 8}, {0: 18, 1: 14})]
     assert [replays_by_step(counts, device) for device in (0, 1, 2)] == [[6, 6, 6], [6, 2, 6], [0, 0, 0]]

@@ -6,6 +6,7 @@ numbers, a gradient made wrong, is in `numbers`.)
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,19 +16,28 @@ from trainer.abort import Abort
 from trainer.canary.evidence import Check, Outcome
 from trainer.canary.structure import own_code_objects, replays_by_step
 from trainer.compile import CompileEvent, CompileLog, Gate, graph_counts, private_function
+from trainer.errors import told_whole
 from trainer.parts import Parts
 
 _WORKERS = ("control-0", "control-1")
 
 
 def run_controls(parts: Parts) -> list[Check]:
-    """Both controls; call it when no worker runs."""
-    return [_shared_code(parts), _graphs_off(parts)]
+    """Both controls; call it when no worker runs. One that raises is inconclusive: the numbers' verdict is kept."""
+    controls = {"control_code_objects": _shared_code, "control_graphs": _graphs_off}
+    return [_guarded(name, control, parts) for name, control in controls.items()]
 
 
-def _shared_code(parts: Parts) -> Check:
+def _guarded(name: str, control: Callable[[str, Parts], Check], parts: Parts) -> Check:
+    try:
+        return control(name, parts)
+    except Exception as error:
+        traceback.print_exc()
+        return Check(name, None, Outcome.INCONCLUSIVE, f"the control itself failed: {told_whole(error)}")
+
+
+def _shared_code(name: str, parts: Parts) -> Check:
     """Two workers that run one code object, and two that run one each, through the check of code objects."""
-    name = "control_code_objects"
     if not parts.strategy.compiles:
         why = f"strategy {parts.strategy.name} compiles nothing"
         return Check(name, None, Outcome.NOT_CHECKED, why)
@@ -59,9 +69,8 @@ def _compiles(functions: Sequence[Callable[[Tensor, Tensor], Tensor]]) -> list[C
     return log.events
 
 
-def _graphs_off(parts: Parts) -> Check:
+def _graphs_off(name: str, parts: Parts) -> Check:
     """A kernel launched without a graph, and replayed in one, through the check of replays."""
-    name = "control_graphs"
     devices = [each for each in parts.placement.drafters if parts.strategy.uses_graphs(each)]
     if not devices:
         why = "no drafter is on CUDA" if parts.strategy.graphs else f"strategy {parts.strategy.name} uses no graphs"

@@ -1,0 +1,161 @@
+"""Clip, AdamW and the copy into bfloat16 parameters in one pass over memory, for all parameters of a replica at once.
+
+torch's fused AdamW wants gradients in the masters' dtype and clipped before, and leaves the parameters to be written
+after: five passes, half of a small drafter's step (benchmarks/results/2026-11-30-h200-steps). Here each gradient is
+read once for the norm and once for the update. Two Triton kernels over a table of addresses, so that the number of
+tensors costs no launches. The order of every sum is fixed: replicas stay equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_CHUNK = 4096
+_WARPS = 8
+_ALIGNED = 16
+"""Bytes, and elements, in which every tensor begins and ends where the kernels may read whole vectors."""
+
+
+@triton.jit
+def _squares(table, owner, start, sizes, partial, KIND: tl.constexpr, WHOLE: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    chunk = tl.program_id(0)
+    which = tl.load(owner + chunk)
+    first = tl.multiple_of(tl.load(start + chunk), CHUNK)
+    size = tl.load(sizes + which)
+    source = tl.load(table + which).to(tl.pointer_type(KIND))
+    if WHOLE:
+        source = tl.multiple_of(source, 16)
+        size = tl.multiple_of(size, 16)
+    place = first + tl.arange(0, CHUNK)
+    value = tl.load(source + place, mask=place < size, other=0.0).to(tl.float32)
+    tl.store(partial + chunk, tl.sum(value * value))
+
+
+@triton.jit
+def _update(  # type: ignore[no-untyped-def]
+    table,
+    owner,
+    start,
+    sizes,
+    scale,
+    rate,
+    step,
+    count,
+    BETA1: tl.constexpr,
+    BETA2: tl.constexpr,
+    LOG1: tl.constexpr,
+    LOG2: tl.constexpr,
+    DECAY: tl.constexpr,
+    EPSILON: tl.constexpr,
+    KIND: tl.constexpr,
+    NARROW: tl.constexpr,
+    WHOLE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    which = tl.load(owner + chunk)
+    first = tl.multiple_of(tl.load(start + chunk), CHUNK)
+    size = tl.load(sizes + which)
+    gradient = tl.load(table + which).to(tl.pointer_type(KIND))
+    master = tl.load(table + count + which).to(tl.pointer_type(tl.float32))
+    mean = tl.load(table + 2 * count + which).to(tl.pointer_type(tl.float32))
+    square = tl.load(table + 3 * count + which).to(tl.pointer_type(tl.float32))
+    if WHOLE:
+        gradient = tl.multiple_of(gradient, 16)
+        master = tl.multiple_of(master, 16)
+        mean = tl.multiple_of(mean, 16)
+        square = tl.multiple_of(square, 16)
+        size = tl.multiple_of(size, 16)
+    place = first + tl.arange(0, CHUNK)
+    inside = place < size
+    # in float64: a float32's 1 - beta ** step has lost digits where step is small
+    steps = tl.load(step).to(tl.float64)
+    bias1 = (1.0 - tl.exp(steps * LOG1)).to(tl.float32)
+    bias2 = tl.sqrt((1.0 - tl.exp(steps * LOG2)).to(tl.float32))
+    speed = tl.load(rate)
+    g = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32) * tl.load(scale)
+    p = tl.load(master + place, mask=inside, other=0.0)
+    m = tl.load(mean + place, mask=inside, other=0.0)
+    v = tl.load(square + place, mask=inside, other=0.0)
+    p = p - speed * DECAY * p
+    m = m + (1.0 - BETA1) * (g - m)
+    v = BETA2 * v + (1.0 - BETA2) * g * g
+    p = p - speed / bias1 * m / (tl.sqrt(v) / bias2 + EPSILON)
+    tl.store(master + place, p, mask=inside)
+    tl.store(mean + place, m, mask=inside)
+    tl.store(square + place, v, mask=inside)
+    if NARROW:
+        parameter = tl.load(table + 4 * count + which).to(tl.pointer_type(KIND))
+        if WHOLE:
+            parameter = tl.multiple_of(parameter, 16)
+        tl.store(parameter + place, p.to(KIND), mask=inside)
+
+
+class FusedAdamW:
+    """One replica's update on one GPU. The tensors are read and written where they lie, and must stay there.
+
+    `masters`, `means` and `squares` are float32; `parameters` of the gradients' dtype, or empty where the masters are
+    the parameters themselves. All contiguous.
+    """
+
+    def __init__(
+        self,
+        gradients: Sequence[Tensor],
+        masters: Sequence[Tensor],
+        means: Sequence[Tensor],
+        squares: Sequence[Tensor],
+        parameters: Sequence[Tensor],
+    ) -> None:
+        rows = [gradients, masters, means, squares, *([parameters] if parameters else [])]
+        kinds = {each.dtype for each in gradients} | {each.dtype for each in parameters}
+        if len(kinds) != 1 or any(not each.is_contiguous() for row in rows for each in row):
+            raise ValueError(f"gradients and parameters of one dtype and contiguous are needed, not {kinds}")
+        device = masters[0].device
+        sizes = [each.numel() for each in masters]
+        starts = [list(range(0, size, _CHUNK)) for size in sizes]
+        addresses = [each.data_ptr() for row in rows for each in row]
+        self._kind: Any = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}[
+            kinds.pop()
+        ]
+        self._narrow = bool(parameters)
+        self._whole = all(each % _ALIGNED == 0 for each in (*addresses, *sizes))
+        self._count = len(sizes)
+        self._chunks = sum(len(each) for each in starts)
+        self._table = torch.tensor(addresses, dtype=torch.int64, device=device)
+        self._sizes = torch.tensor(sizes, dtype=torch.int64, device=device)
+        self._owner = torch.tensor(
+            [index for index, each in enumerate(starts) for _ in each], dtype=torch.int32, device=device
+        )
+        self._start = torch.tensor([one for each in starts for one in each], dtype=torch.int64, device=device)
+        self._partial = torch.zeros(self._chunks, dtype=torch.float32, device=device)
+
+    def norm(self) -> Tensor:
+        """Of all gradients together, 0-dim float32."""
+        _squares[(self._chunks,)](
+            self._table, self._owner, self._start, self._sizes, self._partial,
+            KIND=self._kind, WHOLE=self._whole, CHUNK=_CHUNK, num_warps=_WARPS,
+        )  # fmt: skip
+        return self._partial.sum().sqrt()
+
+    def update(
+        self, scale: Tensor, rate: Tensor, step: Tensor, *, betas: tuple[float, float], decay: float, epsilon: float
+    ) -> None:
+        """AdamW (arXiv:1711.05101) on gradients x `scale`; `step`, from 1, counts this one. All three 0-dim float32."""
+        _update[(self._chunks,)](
+            self._table, self._owner, self._start, self._sizes, scale, rate, step, self._count,
+            BETA1=betas[0], BETA2=betas[1], LOG1=_log(betas[0]), LOG2=_log(betas[1]),
+            DECAY=decay, EPSILON=epsilon,
+            KIND=self._kind, NARROW=self._narrow, WHOLE=self._whole, CHUNK=_CHUNK, num_warps=_WARPS,
+        )  # fmt: skip
+
+
+def _log(beta: float) -> float:
+    """Of 0 as well: its powers are 0."""
+    return math.log(max(beta, 1e-300))
