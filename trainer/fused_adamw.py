@@ -24,22 +24,22 @@ _ALIGNED = 16
 
 
 @triton.jit
-def _squares(table, owner, start, sizes, partial, KIND: tl.constexpr, WHOLE: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _squares(table, owner, start, sizes, partial, kind: tl.constexpr, whole: tl.constexpr, span: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: PLR0917
     chunk = tl.program_id(0)
     which = tl.load(owner + chunk)
-    first = tl.multiple_of(tl.load(start + chunk), CHUNK)
+    first = tl.multiple_of(tl.load(start + chunk), span)
     size = tl.load(sizes + which)
-    source = tl.load(table + which).to(tl.pointer_type(KIND))
-    if WHOLE:
+    source = tl.load(table + which).to(tl.pointer_type(kind))
+    if whole:
         source = tl.multiple_of(source, 16)
         size = tl.multiple_of(size, 16)
-    place = first + tl.arange(0, CHUNK)
+    place = first + tl.arange(0, span)
     value = tl.load(source + place, mask=place < size, other=0.0).to(tl.float32)
     tl.store(partial + chunk, tl.sum(value * value))
 
 
 @triton.jit
-def _update(  # type: ignore[no-untyped-def]
+def _update(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     table,
     owner,
     start,
@@ -48,54 +48,54 @@ def _update(  # type: ignore[no-untyped-def]
     rate,
     step,
     count,
-    BETA1: tl.constexpr,
-    BETA2: tl.constexpr,
-    LOG1: tl.constexpr,
-    LOG2: tl.constexpr,
-    DECAY: tl.constexpr,
-    EPSILON: tl.constexpr,
-    KIND: tl.constexpr,
-    NARROW: tl.constexpr,
-    WHOLE: tl.constexpr,
-    CHUNK: tl.constexpr,
+    beta1: tl.constexpr,
+    beta2: tl.constexpr,
+    log1: tl.constexpr,
+    log2: tl.constexpr,
+    decay: tl.constexpr,
+    epsilon: tl.constexpr,
+    kind: tl.constexpr,
+    narrow: tl.constexpr,
+    whole: tl.constexpr,
+    span: tl.constexpr,
 ):
     chunk = tl.program_id(0)
     which = tl.load(owner + chunk)
-    first = tl.multiple_of(tl.load(start + chunk), CHUNK)
+    first = tl.multiple_of(tl.load(start + chunk), span)
     size = tl.load(sizes + which)
-    gradient = tl.load(table + which).to(tl.pointer_type(KIND))
+    gradient = tl.load(table + which).to(tl.pointer_type(kind))
     master = tl.load(table + count + which).to(tl.pointer_type(tl.float32))
     mean = tl.load(table + 2 * count + which).to(tl.pointer_type(tl.float32))
     square = tl.load(table + 3 * count + which).to(tl.pointer_type(tl.float32))
-    if WHOLE:
+    if whole:
         gradient = tl.multiple_of(gradient, 16)
         master = tl.multiple_of(master, 16)
         mean = tl.multiple_of(mean, 16)
         square = tl.multiple_of(square, 16)
         size = tl.multiple_of(size, 16)
-    place = first + tl.arange(0, CHUNK)
+    place = first + tl.arange(0, span)
     inside = place < size
     # in float64: a float32's 1 - beta ** step has lost digits where step is small
     steps = tl.load(step).to(tl.float64)
-    bias1 = (1.0 - tl.exp(steps * LOG1)).to(tl.float32)
-    bias2 = tl.sqrt((1.0 - tl.exp(steps * LOG2)).to(tl.float32))
+    bias1 = (1.0 - tl.exp(steps * log1)).to(tl.float32)
+    bias2 = tl.sqrt((1.0 - tl.exp(steps * log2)).to(tl.float32))
     speed = tl.load(rate)
     g = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32) * tl.load(scale)
     p = tl.load(master + place, mask=inside, other=0.0)
     m = tl.load(mean + place, mask=inside, other=0.0)
     v = tl.load(square + place, mask=inside, other=0.0)
-    p = p - speed * DECAY * p
-    m = m + (1.0 - BETA1) * (g - m)
-    v = BETA2 * v + (1.0 - BETA2) * g * g
-    p = p - speed / bias1 * m / (tl.sqrt(v) / bias2 + EPSILON)
+    p = p - speed * decay * p
+    m = m + (1.0 - beta1) * (g - m)
+    v = beta2 * v + (1.0 - beta2) * g * g
+    p = p - speed / bias1 * m / (tl.sqrt(v) / bias2 + epsilon)
     tl.store(master + place, p, mask=inside)
     tl.store(mean + place, m, mask=inside)
     tl.store(square + place, v, mask=inside)
-    if NARROW:
-        parameter = tl.load(table + 4 * count + which).to(tl.pointer_type(KIND))
-        if WHOLE:
+    if narrow:
+        parameter = tl.load(table + 4 * count + which).to(tl.pointer_type(kind))
+        if whole:
             parameter = tl.multiple_of(parameter, 16)
-        tl.store(parameter + place, p.to(KIND), mask=inside)
+        tl.store(parameter + place, p.to(kind), mask=inside)
 
 
 class FusedAdamW:
@@ -140,7 +140,7 @@ class FusedAdamW:
         """Of all gradients together, 0-dim float32."""
         _squares[(self._chunks,)](
             self._table, self._owner, self._start, self._sizes, self._partial,
-            KIND=self._kind, WHOLE=self._whole, CHUNK=_CHUNK, num_warps=_WARPS,
+            kind=self._kind, whole=self._whole, span=_CHUNK, num_warps=_WARPS,
         )  # fmt: skip
         return self._partial.sum().sqrt()
 
@@ -150,9 +150,9 @@ class FusedAdamW:
         """AdamW (arXiv:1711.05101) on gradients x `scale`; `step`, from 1, counts this one. All three 0-dim float32."""
         _update[(self._chunks,)](
             self._table, self._owner, self._start, self._sizes, scale, rate, step, self._count,
-            BETA1=betas[0], BETA2=betas[1], LOG1=_log(betas[0]), LOG2=_log(betas[1]),
-            DECAY=decay, EPSILON=epsilon,
-            KIND=self._kind, NARROW=self._narrow, WHOLE=self._whole, CHUNK=_CHUNK, num_warps=_WARPS,
+            beta1=betas[0], beta2=betas[1], log1=_log(betas[0]), log2=_log(betas[1]),
+            decay=decay, epsilon=epsilon,
+            kind=self._kind, narrow=self._narrow, whole=self._whole, span=_CHUNK, num_warps=_WARPS,
         )  # fmt: skip
 
 

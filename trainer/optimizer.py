@@ -80,9 +80,7 @@ class MasterAdamW:
         steps = self._state["step"]
         torch._foreach_add_(steps, 1)
         scale = (self._clip / (norm + _CLIP_EPSILON)).clamp(max=1.0)
-        fused.update(
-            scale, self._rate, steps[0], betas=self._betas, decay=self._weight_decay, epsilon=_EPSILON
-        )
+        fused.update(scale, self._rate, steps[0], betas=self._betas, decay=self._weight_decay, epsilon=_EPSILON)
         return norm
 
     def _fused_update(self, gradients: Sequence[Tensor]) -> FusedAdamW:
@@ -93,9 +91,7 @@ class MasterAdamW:
             from trainer.fused_adamw import FusedAdamW
 
             state = self._state
-            self._fused = FusedAdamW(
-                gradients, self._masters, state["exp_avg"], state["exp_avg_sq"], self._narrow
-            )
+            self._fused = FusedAdamW(gradients, self._masters, state["exp_avg"], state["exp_avg_sq"], self._narrow)
             self._fused_for = addresses
         return self._fused
 
