@@ -24,12 +24,12 @@ _ALIGNED = 16
 
 
 @triton.jit
-def _squares(table, owner, start, sizes, partial, kind: tl.constexpr, whole: tl.constexpr, span: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: PLR0917
+def _squares(gradients, owner, start, sizes, partial, kind: tl.constexpr, whole: tl.constexpr, span: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: PLR0917
     chunk = tl.program_id(0)
     which = tl.load(owner + chunk)
     first = tl.multiple_of(tl.load(start + chunk), span)
     size = tl.load(sizes + which)
-    source = tl.load(table + which).to(tl.pointer_type(kind))
+    source = tl.load(gradients + which).to(tl.pointer_type(kind))
     if whole:
         source = tl.multiple_of(source, 16)
         size = tl.multiple_of(size, 16)
@@ -40,6 +40,7 @@ def _squares(table, owner, start, sizes, partial, kind: tl.constexpr, whole: tl.
 
 @triton.jit
 def _update(  # type: ignore[no-untyped-def]  # noqa: PLR0917
+    gradients,
     table,
     owner,
     start,
@@ -63,10 +64,10 @@ def _update(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     which = tl.load(owner + chunk)
     first = tl.multiple_of(tl.load(start + chunk), span)
     size = tl.load(sizes + which)
-    gradient = tl.load(table + which).to(tl.pointer_type(kind))
-    master = tl.load(table + count + which).to(tl.pointer_type(tl.float32))
-    mean = tl.load(table + 2 * count + which).to(tl.pointer_type(tl.float32))
-    square = tl.load(table + 3 * count + which).to(tl.pointer_type(tl.float32))
+    gradient = tl.load(gradients + which).to(tl.pointer_type(kind))
+    master = tl.load(table + which).to(tl.pointer_type(tl.float32))
+    mean = tl.load(table + count + which).to(tl.pointer_type(tl.float32))
+    square = tl.load(table + 2 * count + which).to(tl.pointer_type(tl.float32))
     if whole:
         gradient = tl.multiple_of(gradient, 16)
         master = tl.multiple_of(master, 16)
@@ -92,7 +93,7 @@ def _update(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     tl.store(mean + place, m, mask=inside)
     tl.store(square + place, v, mask=inside)
     if narrow:
-        parameter = tl.load(table + 4 * count + which).to(tl.pointer_type(kind))
+        parameter = tl.load(table + 3 * count + which).to(tl.pointer_type(kind))
         if whole:
             parameter = tl.multiple_of(parameter, 16)
         tl.store(parameter + place, p.to(kind), mask=inside)
@@ -102,30 +103,25 @@ class FusedAdamW:
     """One replica's update on one GPU. The tensors are read and written where they lie, and must stay there.
 
     `masters`, `means` and `squares` are float32; `parameters` of the gradients' dtype, or empty where the masters are
-    the parameters themselves. All contiguous.
+    the parameters themselves. All contiguous. `norm` says which gradients the next `update` takes.
     """
 
     def __init__(
         self,
-        gradients: Sequence[Tensor],
         masters: Sequence[Tensor],
         means: Sequence[Tensor],
         squares: Sequence[Tensor],
         parameters: Sequence[Tensor],
     ) -> None:
-        rows = [gradients, masters, means, squares, *([parameters] if parameters else [])]
-        kinds = {each.dtype for each in gradients} | {each.dtype for each in parameters}
-        if len(kinds) != 1 or any(not each.is_contiguous() for row in rows for each in row):
-            raise ValueError(f"gradients and parameters of one dtype and contiguous are needed, not {kinds}")
-        device = masters[0].device
+        rows = [masters, means, squares, *([parameters] if parameters else [])]
+        device, dtype = masters[0].device, (parameters or masters)[0].dtype
         sizes = [each.numel() for each in masters]
         starts = [list(range(0, size, _CHUNK)) for size in sizes]
-        addresses = [each.data_ptr() for row in rows for each in row]
-        self._kind: Any = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}[
-            kinds.pop()
-        ]
+        addresses = [_address(each) for row in rows for each in row]
+        self._dtype = dtype
+        self._kind: Any = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}[dtype]
         self._narrow = bool(parameters)
-        self._whole = all(each % _ALIGNED == 0 for each in (*addresses, *sizes))
+        self._even = _even([*addresses, *sizes])
         self._count = len(sizes)
         self._chunks = sum(len(each) for each in starts)
         self._table = torch.tensor(addresses, dtype=torch.int64, device=device)
@@ -134,26 +130,56 @@ class FusedAdamW:
             [index for index, each in enumerate(starts) for _ in each], dtype=torch.int32, device=device
         )
         self._start = torch.tensor([one for each in starts for one in each], dtype=torch.int64, device=device)
-        self._partial = torch.zeros(self._chunks, dtype=torch.float32, device=device)
+        self._partial = torch.empty(self._chunks, dtype=torch.float32, device=device)
+        self._given: list[int] = []
+        self._whole = False
+        self._recorded = False
+        self._gradients = torch.empty(self._count, dtype=torch.int64, device=device)
+        self._on_host = torch.empty(self._count, dtype=torch.int64, pin_memory=True)
 
-    def norm(self) -> Tensor:
-        """Of all gradients together, 0-dim float32."""
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Of all gradients together, 0-dim float32. Raises ValueError where a recorded update reads other ones."""
+        self._point_at(gradients)
         _squares[(self._chunks,)](
-            self._table, self._owner, self._start, self._sizes, self._partial,
+            self._gradients, self._owner, self._start, self._sizes, self._partial,
             kind=self._kind, whole=self._whole, span=_CHUNK, num_warps=_WARPS,
         )  # fmt: skip
         return self._partial.sum().sqrt()
+
+    def _point_at(self, gradients: Sequence[Tensor]) -> None:
+        addresses = [_address(each) for each in gradients]
+        capturing = torch.cuda.is_current_stream_capturing()
+        if addresses != self._given:
+            if self._recorded:
+                raise ValueError("the gradients are not where the recorded update reads them")
+            if any(each.dtype != self._dtype for each in gradients):
+                raise ValueError(f"gradients are needed in {self._dtype}, as the parameters")
+            self._given, self._whole = addresses, self._even and _even(addresses)
+            # a capture takes copies from pinned memory only, and each replay makes them again
+            where = self._on_host.copy_(torch.tensor(addresses)) if capturing else torch.tensor(addresses)
+            self._gradients.copy_(where, non_blocking=capturing)
+        self._recorded = self._recorded or capturing
 
     def update(
         self, scale: Tensor, rate: Tensor, step: Tensor, *, betas: tuple[float, float], decay: float, epsilon: float
     ) -> None:
         """AdamW (arXiv:1711.05101) on gradients x `scale`; `step`, from 1, counts this one. All three 0-dim float32."""
         _update[(self._chunks,)](
-            self._table, self._owner, self._start, self._sizes, scale, rate, step, self._count,
+            self._gradients, self._table, self._owner, self._start, self._sizes, scale, rate, step, self._count,
             beta1=betas[0], beta2=betas[1], log1=_log(betas[0]), log2=_log(betas[1]),
             decay=decay, epsilon=epsilon,
             kind=self._kind, narrow=self._narrow, whole=self._whole, span=_CHUNK, num_warps=_WARPS,
         )  # fmt: skip
+
+
+def _address(tensor: Tensor) -> int:
+    if not tensor.is_contiguous():
+        raise ValueError("the update in one pass takes contiguous tensors")
+    return tensor.data_ptr()
+
+
+def _even(numbers: Sequence[int]) -> bool:
+    return all(each % _ALIGNED == 0 for each in numbers)
 
 
 def _log(beta: float) -> float:

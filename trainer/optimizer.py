@@ -60,9 +60,9 @@ class MasterAdamW:
             "step": [torch.zeros((), dtype=torch.float32, device=device) for _ in wide],
         }
         self._rate = torch.zeros((), device=device)
-        self._one_pass = device.type == "cuda" and len(self._narrow) in {0, len(wide)}
-        self._fused: FusedAdamW | None = None
-        self._fused_for: tuple[int, ...] = ()
+        self._fused = (
+            self._fused_update() if device.type == "cuda" and len({each.dtype for _, each in parameters}) == 1 else None
+        )
 
     @property
     def rate(self) -> Tensor:
@@ -72,28 +72,22 @@ class MasterAdamW:
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> Tensor:
         """Clip, update, and return the gradient norm before clipping (0-dim); `gradients` stay as they are."""
-        return self._fused_step(gradients) if self._one_pass else self._plain_step(gradients)
+        return self._plain_step(gradients) if self._fused is None else self._fused_step(self._fused, gradients)
 
-    def _fused_step(self, gradients: Sequence[Tensor]) -> Tensor:
-        fused = self._fused_update(gradients)
-        norm = fused.norm()
+    def _fused_update(self) -> FusedAdamW:
+        # triton is only where there is a GPU
+        from trainer.fused_adamw import FusedAdamW
+
+        state = self._state
+        return FusedAdamW(self._masters, state["exp_avg"], state["exp_avg_sq"], self._narrow)
+
+    def _fused_step(self, fused: FusedAdamW, gradients: Sequence[Tensor]) -> Tensor:
+        norm = fused.norm(gradients)
         steps = self._state["step"]
         torch._foreach_add_(steps, 1)
         scale = (self._clip / (norm + _CLIP_EPSILON)).clamp(max=1.0)
         fused.update(scale, self._rate, steps[0], betas=self._betas, decay=self._weight_decay, epsilon=_EPSILON)
         return norm
-
-    def _fused_update(self, gradients: Sequence[Tensor]) -> FusedAdamW:
-        """The kernels' table is of these gradients; in a step they are always the same."""
-        addresses = tuple(each.data_ptr() for each in gradients)
-        if self._fused is None or addresses != self._fused_for:
-            # triton is only where there is a GPU
-            from trainer.fused_adamw import FusedAdamW
-
-            state = self._state
-            self._fused = FusedAdamW(gradients, self._masters, state["exp_avg"], state["exp_avg_sq"], self._narrow)
-            self._fused_for = addresses
-        return self._fused
 
     def _plain_step(self, gradients: Sequence[Tensor]) -> Tensor:
         clipped = [each.float() if each.dtype in _NARROW else each.clone() for each in gradients]

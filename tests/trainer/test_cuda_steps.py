@@ -24,7 +24,19 @@ from trainer.abort import Abort
 from trainer.anchors import Anchors
 from trainer.block_mask import FlexMask
 from trainer.collector import keep_from_collector, paused_collector
-from trainer.compile import STRATEGIES, CompileLog, Gate, Strategy, graph_counts, own_device, steady_phase
+from trainer.compile import (
+    STRATEGIES,
+    CompileLog,
+    Gate,
+    Prepared,
+    StepDefinition,
+    StepPlan,
+    Strategy,
+    compiled_step,
+    graph_counts,
+    own_device,
+    steady_phase,
+)
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.exchange import ThreadExchange
 from trainer.optimizer import MasterAdamW
@@ -125,6 +137,68 @@ def test_graphs_captured_by_hand(accumulation: int, replicas: int) -> None:
     for (built, norms), reference in zip(found, wanted, strict=True):
         check_steps(built, reference, steps=steps, accumulation=accumulation)
         assert len({float(each) for each in norms}) == steps, "kept norms are one and the same memory"
+
+
+class Handed(torch.autograd.Function):
+    """The dot product, whose gradient is the other factor itself, not a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return weight.dot(x)
+
+    @staticmethod
+    def backward(ctx: Any, _gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.saved_tensors[0], None
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_gradients_that_are_a_captures_own(accumulation: int, replicas: int) -> None:
+    """With one bucket: plain ones, two that are one tensor, one that is an input, one that nothing gives."""
+    steps, shapes = 3, {"plain": (3, 2), "one": (3,), "other": (3,), "handed": (3,), "unused": (2,)}
+
+    def make(_index: int) -> Any:
+        own = torch.nn.ParameterDict({key: torch.nn.Parameter(torch.ones(shape)) for key, shape in shapes.items()})
+        own.to(GPU)
+
+        def loss(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            mixed = (own["one"] + own["other"]) * x
+            found = (x @ own["plain"]).square().sum() + mixed.square().sum() + Handed.apply(own["handed"], x)
+            return found, found
+
+        named = list(own.named_parameters())
+        optimizer = MasterAdamW(named, betas=(0.9, 0.95), weight_decay=0.0, clip=1e9)
+        definition = StepDefinition(own, loss, optimizer, prepare=lambda x: Prepared((x,)))
+        plan = StepPlan(definition, ((torch.ones(3, device=GPU),),), accumulation, replicas, "captures_own")
+        return own, compiled_step(plan, uncompiled("whole-step"))
+
+    def work(_index: int, made: Any) -> None:
+        own, step = made
+        places = [each.data_ptr() for each in step.gradients]
+        for number in range(steps):
+            inputs = [torch.tensor([1.0, 2.0, 3.0 + number + micro], device=GPU) for micro in range(accumulation)]
+            summed = torch.stack(inputs).sum(0)
+            squares = torch.stack([torch.outer(x, x) for x in inputs]).sum(0)
+            both = 2 * squares.diagonal() * (own["one"] + own["other"]).detach()
+            wanted = {
+                "plain": 2 * squares @ own["plain"].detach(),
+                "one": both,
+                "other": both,
+                "handed": summed,
+                "unused": torch.zeros(2, device=GPU),
+            }
+            before = {key: each.detach().clone() for key, each in own.items()}
+            step.rate.fill_(0.1)
+            for micro, x in enumerate(inputs):
+                step.accumulate(x, first=micro == 0, last=micro == accumulation - 1)
+            found = dict(zip((key for key, _ in own.named_parameters()), step.gradients, strict=True))
+            torch.testing.assert_close(found, wanted)
+            assert [each.data_ptr() for each in step.gradients] == places
+            step.update()
+            assert all(torch.equal(each, before[key]) == (key == "unused") for key, each in own.items())
+
+    on_the_gpu(1, make, work)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

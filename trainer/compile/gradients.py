@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 
 class Gradients:
-    """One tensor for each parameter, allocated once. A parameter's `.grad` is not used.
+    """One tensor for each parameter, the same at every step. A parameter's `.grad` is not used.
 
     What a graph gives back lies in the graph's memory and is overwritten by its next replay; it is copied out here at
     once. That makes accumulating over micro-batches right with every kind of graph.
@@ -17,11 +17,24 @@ class Gradients:
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = list(parameters)
+        self._takes = False
+        self._foreign: set[int] = set()
         self.tensors = [torch.zeros_like(each) for each in parameters]
+
+    def take_captured(self, foreign: Iterable[Tensor]) -> None:
+        """From now on what a capture with `first` gives back is the gradients itself: a copy less at every replay.
+
+        For a step that captures one such backward; later micro-batches add into its memory, which stays allocated as
+        long as it is held here. `foreign` are tensors of others which a backward could hand through.
+        """
+        self._takes, self._foreign = True, {_storage(each) for each in foreign}
 
     def backward(self, loss: Tensor, *, first: bool) -> None:
         """Backward of `loss`: its gradients replace what is there if `first`, else they are added."""
         found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        if first and self._takes and torch.cuda.is_current_stream_capturing():
+            self._take(found)
+            return
         used = [(mine, new) for mine, new in zip(self.tensors, found, strict=True) if new is not None]
         mine, new = [pair[0] for pair in used], [pair[1] for pair in used]
         with torch.no_grad():
@@ -33,6 +46,21 @@ class Gradients:
             else:
                 torch._foreach_add_(mine, new)
 
+    def _take(self, found: Sequence[Tensor | None]) -> None:
+        owned = set(self._foreign)
+        for index, (parameter, new) in enumerate(zip(self._parameters, found, strict=True)):
+            if new is None:
+                self.tensors[index].zero_()
+            elif new.is_contiguous() and new.dtype == parameter.dtype and _storage(new) not in owned:
+                owned.add(_storage(new))
+                self.tensors[index] = new.detach()
+            else:
+                self.tensors[index].copy_(new)
+
     def zero(self) -> None:
         """Forget everything."""
         torch._foreach_zero_(self.tensors)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -27,6 +27,11 @@ class HeldInputs:
         dtypes = dict.fromkeys(each.dtype for each in example)
         self._groups = [[index for index, each in enumerate(example) if each.dtype == dtype] for dtype in dtypes]
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Where the inputs lie."""
+        return self._held
+
     @torch.no_grad()
     def load(self, inputs: Sequence[Tensor]) -> None:
         """Take the values of `inputs`; shapes, dtypes and devices must be the example's."""

@@ -27,6 +27,11 @@ class WholeStep(BaseStep):
         super().__init__(plan, strategy)
         self._alone = plan.replicas == 1
         self._held = [HeldInputs(each, self._definition.prepare) for each in plan.examples]
+        if len(self._held) == 1:
+            module = self._definition.module
+            self._gradients.take_captured(
+                [*module.parameters(), *module.buffers(), *self._definition.constants, *self._held[0].tensors]
+            )
         pool = GraphPool(self.rate.device)
         self._pieces = {
             key: RecordedPiece(self._micro_batch(*key), pool, f"{plan.name}, {self._text(*key)}")
@@ -62,8 +67,9 @@ class WholeStep(BaseStep):
         return run
 
     def _updating(self) -> Callable[[], Outputs]:
-        optimizer, gradients = self._definition.optimizer, self.gradients
-        return lambda: (optimizer.step(gradients),)
+        optimizer, gradients = self._definition.optimizer, self._gradients
+        # not its tensors: a capture may put others in their place
+        return lambda: (optimizer.step(gradients.tensors),)
 
     def accumulate(self, *inputs: Tensor, first: bool, last: bool) -> Tensor:
         """See `CompiledStep`."""
