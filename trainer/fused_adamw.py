@@ -2,8 +2,8 @@
 
 torch's fused AdamW wants gradients in the masters' dtype and clipped before, and leaves the parameters to be written
 after: five passes, half of a small drafter's step (benchmarks/results/2026-11-30-h200-steps). Here each gradient is
-read once for the norm and once for the update. Two Triton kernels over a table of addresses, so that the number of
-tensors costs no launches. The order of every sum is fixed: replicas stay equal bit for bit.
+read once for the norm and once for the update. Three Triton kernels over a table of addresses, so that the number
+of tensors costs no launches. The order of every sum is fixed: replicas stay equal bit for bit.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_CHUNK = 4096
-_WARPS = 8
+_NORM_SPAN, _UPDATE_SPAN, _FINISH_SPAN = 8192, 2048, 4096
+"""Elements that a program reads at once. The fastest measured for the two passes; the partial sums of the first must
+not be many, since one program adds them up."""
+_WARPS = 4
 _ALIGNED = 16
 """Bytes, and elements, in which every tensor begins and ends where the kernels may read whole vectors."""
 
@@ -39,20 +41,51 @@ def _squares(gradients, owner, start, sizes, partial, kind: tl.constexpr, whole:
 
 
 @triton.jit
+def _finish(  # type: ignore[no-untyped-def]  # noqa: PLR0917
+    partial,
+    chunks,
+    norm,
+    rate,
+    steps,
+    count,
+    numbers,
+    log1: tl.constexpr,
+    log2: tl.constexpr,
+    clip: tl.constexpr,
+    epsilon: tl.constexpr,
+    span: tl.constexpr,
+):
+    lane = tl.arange(0, span)
+    total = tl.zeros([span], tl.float32)
+    for first in range(0, chunks, span):
+        total += tl.load(partial + first + lane, mask=first + lane < chunks, other=0.0)
+    found = tl.sqrt(tl.sum(total))
+    tl.store(norm, found)
+    share = clip / (found + epsilon)
+    # not a minimum, which would take the number where the norm is none
+    tl.store(numbers, tl.where(share > 1.0, 1.0, share))
+    # in float64: a float32's 1 - beta ** step has lost digits where step is small
+    taken = tl.load(steps).to(tl.float64) + 1.0
+    tl.store(numbers + 1, tl.load(rate) / (1.0 - tl.exp(taken * log1)).to(tl.float32))
+    tl.store(numbers + 2, tl.sqrt((1.0 - tl.exp(taken * log2)).to(tl.float32)))
+    tl.debug_barrier()
+    for first in range(0, count, span):
+        here = first + lane < count
+        tl.store(steps + first + lane, tl.load(steps + first + lane, mask=here) + 1.0, mask=here)
+
+
+@triton.jit
 def _update(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     gradients,
     table,
     owner,
     start,
     sizes,
-    scale,
+    numbers,
     rate,
-    step,
     count,
     beta1: tl.constexpr,
     beta2: tl.constexpr,
-    log1: tl.constexpr,
-    log2: tl.constexpr,
     decay: tl.constexpr,
     epsilon: tl.constexpr,
     kind: tl.constexpr,
@@ -76,19 +109,14 @@ def _update(  # type: ignore[no-untyped-def]  # noqa: PLR0917
         size = tl.multiple_of(size, 16)
     place = first + tl.arange(0, span)
     inside = place < size
-    # in float64: a float32's 1 - beta ** step has lost digits where step is small
-    steps = tl.load(step).to(tl.float64)
-    bias1 = (1.0 - tl.exp(steps * log1)).to(tl.float32)
-    bias2 = tl.sqrt((1.0 - tl.exp(steps * log2)).to(tl.float32))
-    speed = tl.load(rate)
-    g = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32) * tl.load(scale)
+    g = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32) * tl.load(numbers)
     p = tl.load(master + place, mask=inside, other=0.0)
     m = tl.load(mean + place, mask=inside, other=0.0)
     v = tl.load(square + place, mask=inside, other=0.0)
-    p = p - speed * decay * p
+    p = p - tl.load(rate) * decay * p
     m = m + (1.0 - beta1) * (g - m)
     v = beta2 * v + (1.0 - beta2) * g * g
-    p = p - speed / bias1 * m / (tl.sqrt(v) / bias2 + epsilon)
+    p = p - tl.load(numbers + 1) * m / (tl.sqrt(v) / tl.load(numbers + 2) + epsilon)
     tl.store(master + place, p, mask=inside)
     tl.store(mean + place, m, mask=inside)
     tl.store(square + place, v, mask=inside)
@@ -103,7 +131,7 @@ class FusedAdamW:
     """One replica's update on one GPU. The tensors are read and written where they lie, and must stay there.
 
     `masters`, `means` and `squares` are float32; `parameters` of the gradients' dtype, or empty where the masters are
-    the parameters themselves. All contiguous. `norm` says which gradients the next `update` takes.
+    the parameters themselves; `steps` float32 [number of tensors], how often each was updated. All contiguous.
     """
 
     def __init__(
@@ -112,39 +140,65 @@ class FusedAdamW:
         means: Sequence[Tensor],
         squares: Sequence[Tensor],
         parameters: Sequence[Tensor],
+        steps: Tensor,
     ) -> None:
         rows = [masters, means, squares, *([parameters] if parameters else [])]
         device, dtype = masters[0].device, (parameters or masters)[0].dtype
         sizes = [each.numel() for each in masters]
-        starts = [list(range(0, size, _CHUNK)) for size in sizes]
         addresses = [_address(each) for row in rows for each in row]
         self._dtype = dtype
         self._kind: Any = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}[dtype]
         self._narrow = bool(parameters)
         self._even = _even([*addresses, *sizes])
         self._count = len(sizes)
-        self._chunks = sum(len(each) for each in starts)
         self._table = torch.tensor(addresses, dtype=torch.int64, device=device)
         self._sizes = torch.tensor(sizes, dtype=torch.int64, device=device)
-        self._owner = torch.tensor(
-            [index for index, each in enumerate(starts) for _ in each], dtype=torch.int32, device=device
-        )
-        self._start = torch.tensor([one for each in starts for one in each], dtype=torch.int64, device=device)
-        self._partial = torch.empty(self._chunks, dtype=torch.float32, device=device)
+        self._for_norm, self._for_update = (_Chunks(sizes, each, device) for each in (_NORM_SPAN, _UPDATE_SPAN))
+        self._steps = steps
+        # what `_finish` tells `_update`: scale of the gradients, rate / bias of the mean, root of the square's bias
+        self._numbers = torch.empty(3, dtype=torch.float32, device=device)
+        self._partial = torch.empty(self._for_norm.count, dtype=torch.float32, device=device)
         self._given: list[int] = []
         self._whole = False
         self._recorded = False
         self._gradients = torch.empty(self._count, dtype=torch.int64, device=device)
         self._on_host = torch.empty(self._count, dtype=torch.int64, pin_memory=True)
 
-    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Of all gradients together, 0-dim float32. Raises ValueError where a recorded update reads other ones."""
+    def step(
+        self,
+        gradients: Sequence[Tensor],
+        rate: Tensor,
+        *,
+        betas: tuple[float, float],
+        decay: float,
+        clip: float,
+        epsilon: float,
+        clip_epsilon: float,
+    ) -> Tensor:
+        """AdamW (arXiv:1711.05101) on gradients clipped to a norm of `clip`; the norm before (0-dim float32).
+
+        `rate`: 0-dim float32. Raises ValueError where a recorded step reads other gradients.
+        """
         self._point_at(gradients)
-        _squares[(self._chunks,)](
-            self._gradients, self._owner, self._start, self._sizes, self._partial,
-            kind=self._kind, whole=self._whole, span=_CHUNK, num_warps=_WARPS,
+        norm = torch.empty_like(rate)
+        chunks = self._for_norm
+        _squares[(chunks.count,)](
+            self._gradients, chunks.owner, chunks.start, self._sizes, self._partial,
+            kind=self._kind, whole=self._whole, span=_NORM_SPAN, num_warps=_WARPS,
         )  # fmt: skip
-        return self._partial.sum().sqrt()
+        _finish[(1,)](
+            self._partial, chunks.count, norm, rate, self._steps, self._count, self._numbers,
+            log1=_log(betas[0]), log2=_log(betas[1]), clip=clip, epsilon=clip_epsilon,
+            span=_FINISH_SPAN, num_warps=_WARPS,
+        )  # fmt: skip
+        chunks = self._for_update
+        _update[(chunks.count,)](
+            self._gradients, self._table, chunks.owner, chunks.start, self._sizes,
+            self._numbers, rate, self._count,
+            beta1=betas[0], beta2=betas[1], decay=decay, epsilon=epsilon,
+            kind=self._kind, narrow=self._narrow, whole=self._whole, span=_UPDATE_SPAN, num_warps=_WARPS,
+        )  # fmt: skip
+        return norm
 
     def _point_at(self, gradients: Sequence[Tensor]) -> None:
         addresses = [_address(each) for each in gradients]
@@ -160,16 +214,15 @@ class FusedAdamW:
             self._gradients.copy_(where, non_blocking=capturing)
         self._recorded = self._recorded or capturing
 
-    def update(
-        self, scale: Tensor, rate: Tensor, step: Tensor, *, betas: tuple[float, float], decay: float, epsilon: float
-    ) -> None:
-        """AdamW (arXiv:1711.05101) on gradients x `scale`; `step`, from 1, counts this one. All three 0-dim float32."""
-        _update[(self._chunks,)](
-            self._gradients, self._table, self._owner, self._start, self._sizes, scale, rate, step, self._count,
-            beta1=betas[0], beta2=betas[1], log1=_log(betas[0]), log2=_log(betas[1]),
-            decay=decay, epsilon=epsilon,
-            kind=self._kind, narrow=self._narrow, whole=self._whole, span=_CHUNK, num_warps=_WARPS,
-        )  # fmt: skip
+
+class _Chunks:
+    """All tensors' elements in pieces of at most `span`: of each piece its tensor and its first element there."""
+
+    def __init__(self, sizes: Sequence[int], span: int, device: torch.device) -> None:
+        pieces = [(index, first) for index, size in enumerate(sizes) for first in range(0, size, span)]
+        self.count = len(pieces)
+        self.owner = torch.tensor([index for index, _ in pieces], dtype=torch.int32, device=device)
+        self.start = torch.tensor([first for _, first in pieces], dtype=torch.int64, device=device)
 
 
 def _address(tensor: Tensor) -> int:

@@ -54,10 +54,11 @@ class MasterAdamW:
         self._masters = wide
         self._copied = [each for each, (_, own) in zip(wide, parameters, strict=True) if own.dtype in _NARROW]
         device = wide[0].device
+        self._steps = torch.zeros(len(wide), device=device)
         self._state = {
             "exp_avg": [torch.zeros_like(each) for each in wide],
             "exp_avg_sq": [torch.zeros_like(each) for each in wide],
-            "step": [torch.zeros((), dtype=torch.float32, device=device) for _ in wide],
+            "step": list(self._steps.unbind()),
         }
         self._rate = torch.zeros((), device=device)
         self._fused = (
@@ -72,22 +73,24 @@ class MasterAdamW:
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> Tensor:
         """Clip, update, and return the gradient norm before clipping (0-dim); `gradients` stay as they are."""
-        return self._plain_step(gradients) if self._fused is None else self._fused_step(self._fused, gradients)
+        if self._fused is None:
+            return self._plain_step(gradients)
+        return self._fused.step(
+            gradients,
+            self._rate,
+            betas=self._betas,
+            decay=self._weight_decay,
+            clip=self._clip,
+            epsilon=_EPSILON,
+            clip_epsilon=_CLIP_EPSILON,
+        )
 
     def _fused_update(self) -> FusedAdamW:
         # triton is only where there is a GPU
         from trainer.fused_adamw import FusedAdamW
 
         state = self._state
-        return FusedAdamW(self._masters, state["exp_avg"], state["exp_avg_sq"], self._narrow)
-
-    def _fused_step(self, fused: FusedAdamW, gradients: Sequence[Tensor]) -> Tensor:
-        norm = fused.norm(gradients)
-        steps = self._state["step"]
-        torch._foreach_add_(steps, 1)
-        scale = (self._clip / (norm + _CLIP_EPSILON)).clamp(max=1.0)
-        fused.update(scale, self._rate, steps[0], betas=self._betas, decay=self._weight_decay, epsilon=_EPSILON)
-        return norm
+        return FusedAdamW(self._masters, state["exp_avg"], state["exp_avg_sq"], self._narrow, self._steps)
 
     def _plain_step(self, gradients: Sequence[Tensor]) -> Tensor:
         clipped = [each.float() if each.dtype in _NARROW else each.clone() for each in gradients]

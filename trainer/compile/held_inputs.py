@@ -15,6 +15,8 @@ from torch import Tensor
 
 from trainer.compile.definition import Prepared
 
+_LARGE = 65_536
+
 
 class HeldInputs:
     """The inputs of one bucket; `load` copies the next ones into them, on the caller's current stream."""
@@ -23,9 +25,12 @@ class HeldInputs:
         self._prepare = prepare
         self._held = [each.clone(memory_format=torch.contiguous_format) for each in example]
         self._kept: Prepared | None = None
-        # one fused copy for each dtype: a mixed list would be copied one by one
-        dtypes = dict.fromkeys(each.dtype for each in example)
-        self._groups = [[index for index, each in enumerate(example) if each.dtype == dtype] for dtype in dtypes]
+        # one fused copy for each dtype: a mixed list would be copied one by one. What is large goes alone: a fused copy
+        # has a block for 65,536 elements, too few for the GPU's width
+        large = [[index] for index, each in enumerate(example) if each.numel() > _LARGE]
+        small = [index for index, each in enumerate(example) if each.numel() <= _LARGE]
+        dtypes = dict.fromkeys(example[index].dtype for index in small)
+        self._groups = [*large, *([index for index in small if example[index].dtype == dtype] for dtype in dtypes)]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -36,7 +41,10 @@ class HeldInputs:
     def load(self, inputs: Sequence[Tensor]) -> None:
         """Take the values of `inputs`; shapes, dtypes and devices must be the example's."""
         for group in self._groups:
-            torch._foreach_copy_([self._held[index] for index in group], [inputs[index] for index in group])
+            if len(group) == 1:
+                self._held[group[0]].copy_(inputs[group[0]])
+            else:
+                torch._foreach_copy_([self._held[index] for index in group], [inputs[index] for index in group])
 
     @torch.no_grad()
     def prepared(self) -> Prepared:
