@@ -159,7 +159,9 @@ def _canary(home: Path, caches: str, options: list[str]) -> dict[str, Any]:
     """`dflash-ops canary` at quickstart shapes with whole-step; the first call has nothing in its caches."""
     home.mkdir(exist_ok=True)
     settings = [word for each in (*QUICKSTART_ON_CUDA, "strategy=whole-step") for word in ("--set", each)]
-    command = [sys.executable, "-m", "dflash_ops", "canary", "--host", "local", "--json", *settings, *options]
+    # the cold one's verdict would be kept
+    again = ["--again"] if caches == "warm" else []
+    command = [sys.executable, "-m", "dflash_ops", "canary", "--host", "local", "--json", *again, *settings, *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=home, check=False)
     events = [json.loads(line) for line in done.stdout.splitlines()]

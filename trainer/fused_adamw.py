@@ -142,6 +142,8 @@ class FusedAdamW:
         parameters: Sequence[Tensor],
         steps: Tensor,
     ) -> None:
+        if any(each.dtype != torch.float32 for each in (*masters, *means, *squares)):
+            raise ValueError("masters and moments are needed in float32")
         rows = [masters, means, squares, *([parameters] if parameters else [])]
         device, dtype = masters[0].device, (parameters or masters)[0].dtype
         sizes = [each.numel() for each in masters]

@@ -79,11 +79,16 @@ class Target:
         layer_ids: Sequence[int],
         cache: Path,
     ) -> Target:
-        """Load a transformers folder or a GGUF file (converted once below `cache`). Raises `InputError`."""
+        """Load a transformers folder or a GGUF file (converted once below `cache`). Raises `InputError`.
+
+        Switches cuDNN's attention off in the whole process.
+        """
         check_target_path(path, _WHERE)
         folder = target_folder(path, cache)
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        # it plans for each new shape, which takes longer than the attention, and generated text has one a token
+        torch.backends.cuda.enable_cudnn_sdp(False)
         return cls(model.to(device), tokenizer, layer_ids)
 
     def _hook(self, index: int) -> Callable[[nn.Module, Any, Any], None]:

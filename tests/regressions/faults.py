@@ -456,6 +456,13 @@ _UPDATE = (
         workload=_WHOLE,
     ),
     Fault(
+        "fused-update-without-clip",
+        what="the kernel of the update on a GPU does not clip",
+        lost="the run, at its first bad batch",
+        cuda=Check("parameters", "worst in"),
+        workload=_BF16,
+    ),
+    Fault(
         "masters-not-copied-back",
         what="the first parameter is not copied back from its float32 master",
         lost="that parameter stays at its start",

@@ -77,6 +77,12 @@ def test_decoding_in_pieces_equals_one_pass(tiny_target: Path, tmp_path: Path) -
     assert torch.equal(target.embed(ids), target.embed_weight[ids])
 
 
+def test_generated_text_is_not_planned_token_by_token(tiny_target: Path, tmp_path: Path) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load(tiny_target, (1,), tmp_path)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_threads_do_not_mix_their_states(tiny_target: Path, tmp_path: Path) -> None:
     import threading
 
