@@ -6,8 +6,9 @@ numbers, a gradient made wrong, is in `numbers`.)
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -24,20 +25,26 @@ _WORKERS = ("control-0", "control-1")
 
 def run_controls(parts: Parts) -> list[Check]:
     """Both controls; call it when no worker runs. One that raises is inconclusive: the numbers' verdict is kept."""
-    controls = {"control_code_objects": _shared_code, "control_graphs": _graphs_off}
-    return [_guarded(name, control, parts) for name, control in controls.items()]
+    found: list[Check] = []
+    with _kept(found, "control_code_objects"):
+        found.append(_shared_code(parts))
+    with _kept(found, "control_graphs"):
+        found.append(_graphs_off(parts))
+    return found
 
 
-def _guarded(name: str, control: Callable[[str, Parts], Check], parts: Parts) -> Check:
+@contextlib.contextmanager
+def _kept(found: list[Check], name: str) -> Iterator[None]:
     try:
-        return control(name, parts)
+        yield
     except Exception as error:
         traceback.print_exc()
-        return Check(name, None, Outcome.INCONCLUSIVE, f"the control itself failed: {told_whole(error)}")
+        found.append(Check(name, None, Outcome.INCONCLUSIVE, f"the control itself failed: {told_whole(error)}"))
 
 
-def _shared_code(name: str, parts: Parts) -> Check:
+def _shared_code(parts: Parts) -> Check:
     """Two workers that run one code object, and two that run one each, through the check of code objects."""
+    name = "control_code_objects"
     if not parts.strategy.compiles:
         why = f"strategy {parts.strategy.name} compiles nothing"
         return Check(name, None, Outcome.NOT_CHECKED, why)
@@ -69,8 +76,9 @@ def _compiles(functions: Sequence[Callable[[Tensor, Tensor], Tensor]]) -> list[C
     return log.events
 
 
-def _graphs_off(name: str, parts: Parts) -> Check:
+def _graphs_off(parts: Parts) -> Check:
     """A kernel launched without a graph, and replayed in one, through the check of replays."""
+    name = "control_graphs"
     devices = [each for each in parts.placement.drafters if parts.strategy.uses_graphs(each)]
     if not devices:
         why = "no drafter is on CUDA" if parts.strategy.graphs else f"strategy {parts.strategy.name} uses no graphs"
