@@ -25,6 +25,10 @@ class Preparing:
 
     def see_to_the_end(self, session: Session, choices: Choices, outcome: Outcome) -> None:
         """Follows and collects, unless the person walks away. Raises OpsError (exit 8) where it failed."""
+        if choices.detach:
+            session.events.emit(
+                "notice", text=f"it goes on, whoever is connected: `dflash-ops tail-logs -f {self.run}`"
+            )
         see_to_the_end(session, self.run, self.folder, choices, outcome, policy=self.policy)
         if outcome.state == "SUCCEEDED":
             outcome.prepared = self.data

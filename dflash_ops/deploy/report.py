@@ -15,6 +15,7 @@ from dflash_ops.deploy.tuning import COLUMNS, rows
 from dflash_ops.files import write_bytes
 
 STEPS_SHOWN = 12
+LONGEST_VALUE = 300
 DOUBT = "after the last finite loss: its weights may be no numbers"
 KEY_PACKAGES = ("torch", "triton", "transformers")
 STEP_COLUMNS = (("loss", ".4f"), ("first_slot_accuracy", ".3f"), ("learning_rate", ".2e"), ("grad_norm", ".3f"))
@@ -160,14 +161,16 @@ def _bound(value: object) -> str:
 
 
 def _data(prepared: dict[str, Any]) -> Iterator[str]:
-    """What the trainer's own words say of the data, as far as they are one line each."""
-    told = {key: value for key, value in prepared.items() if isinstance(value, str | int | float)}
+    """What the trainer says of the data it made, in its own words; empty values left out."""
+    words = {key: value if isinstance(value, str) else json.dumps(value) for key, value in prepared.items()}
+    known = ("contract", "key")
+    told = {key: text for key, text in words.items() if key not in known and prepared[key] not in ([], {}, None)}
     if not told:
         return
     yield "## Data"
     yield ""
-    for key, value in told.items():
-        yield f"- {key}: {value}"
+    for key, text in told.items():
+        yield f"- {key}: {text if len(text) <= LONGEST_VALUE else 'see prepare.json'}"
     yield ""
 
 

@@ -46,6 +46,7 @@ def test_walked_away_from_stopped_killed_and_resumed(desk: Desk) -> None:
     assert begun.code == 0, begun.out + begun.err
     first = begun.result["run"]
     assert first.split("-")[2:4] == ["slow", "prepare"]
+    assert f"dflash-ops tail-logs -f {first}" in begun.named("notice")[-1]["text"]
     with desk.started("tail-logs", "-f", first) as following:
         assert following.until_event("log")["line"] == "half of it is there"
         # whoever needs these data waits for it; the name is told

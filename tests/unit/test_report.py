@@ -79,3 +79,16 @@ def test_damaged_files_never_stop_a_report(folder: Path, result: str) -> None:
     lines = b"\n".join([b"\xff{", b'{"kind": "st', *(json.dumps(each).encode() for each in broken)])
     (folder / "metrics.ndjson").write_bytes(lines)
     assert "| 3 |  | 0.250" in report(folder)
+
+
+def test_what_was_prepared_is_told_in_the_trainers_words(tmp_path: Path) -> None:
+    bad = {"too_long": {"count": 2, "lines": [18, 21]}}
+    prepared = {"contract": 1, "key": "ab" * 32, "rows": 30, "bad": bad, "shortened": [], "rest": list(range(1000))}
+    (tmp_path / "prepare.json").write_text(json.dumps(prepared))
+    report = write_report(tmp_path).read_text()
+    section = report.partition("## Data\n\n")[2].partition("\n\n")[0].splitlines()
+    assert section == [
+        "- rows: 30",
+        '- bad: {"too_long": {"count": 2, "lines": [18, 21]}}',
+        "- rest: see prepare.json",
+    ]
