@@ -100,6 +100,8 @@ def test_a_stop_keeps_what_there_is(agent: Agent, work: Path, staged: Packed) ->
     for keep, fate in ((1, "stays"), (0, "goes")):
         items = agent.call("prune", keep_runs=keep, dry_run=True, **limits).result["items"]
         assert [each["fate"] for each in items if each["kind"] == "prepared"] == [fate]
+    # a deploy's own `prepare` goes on with it as well
+    assert "found ['data.json']\n" in agent.call("prepare", key=KEY, **job(staged)).log
 
 
 def test_the_same_data_are_not_made_by_two(host: GpuHost, work: Path, release: Packed) -> None:
