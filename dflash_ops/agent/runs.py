@@ -197,6 +197,7 @@ class RunFolder:
             "parent": record.get("parent"),
             "next": None if following is None else following.to_json(),
             "last": self._last_step(),
+            "said": self._said(state),
             "disk_low": self.disk_low(),
             "hint": self._hint() if state is RunState.LOST else None,
             "evidence": (self.log.tail() or None) if state in _EVIDENCE_STATES else None,
@@ -212,6 +213,12 @@ class RunFolder:
         if began is not None and began != boot_id():
             return "its host has booted since"
         return units.ending_of(unit) if isinstance(unit, str) else None
+
+    def _said(self, state: RunState) -> Optional[str]:
+        """The last line of its log, of a run that prepares data: it records no steps by which to see how far it is."""
+        if self.prepares() is None or state is not RunState.RUNNING:
+            return None
+        return next((line for line in reversed(self.log.tail()) if line.strip()), None)
 
     def _last_step(self) -> Optional[Dict[str, Any]]:
         for line in reversed(tail_lines(self.metrics, 1000)):

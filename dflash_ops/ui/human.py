@@ -23,6 +23,7 @@ from dflash_ops.ui.plain import plain_value
 
 MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warn[/]", "blocker": "[red]stop[/]"}
 LOGGED_LINES = 500
+LONGEST_SAID = 200
 OUTCOMES = {
     "pass": "[green]pass[/]",
     "warn": "[yellow]warn[/]",
@@ -307,6 +308,8 @@ class HumanView:
             self._say(f"  python {escape(str(event['python']))}")
         if event.get("prepares"):
             self._say(f"  prepares data in {escape(str(event['prepares']))}")
+        if event.get("said"):
+            self._say(f"  {escape(str(event['said'])[:LONGEST_SAID])}")
         if event.get("skipped_canary"):
             self._say(f"  [bold red]without a canary[/]: {escape(event['skipped_canary'])}")
         if event.get("parent"):

@@ -92,3 +92,21 @@ def test_a_restart_is_a_unit_of_its_own(rig: Rig, inside: Agent, release: Packed
     assert started["unit"] == f"dflash-ops-{child}"
     assert show(rig, started["unit"], "ActiveState") == "active"
     assert inside.call("stop", run="unit-d", grace_s=60).result["state"] == "STOPPED"
+
+
+def test_a_container_that_shuts_down_stops_a_prepare_which_then_goes_on(
+    rig: Rig, inside: Agent, release: Packed
+) -> None:
+    never = f"/run/never-{rig.container_id}"
+    arguments = {"key": "k" * 16, "policy": {"grace_s": 60}, **job(release, python=PYTHON, until=never)}
+    unit = inside.call("launch", run="unit-e", **arguments).result["unit"]
+    eventually(lambda: "half of it" in inside.call("follow", run="unit-e").log)
+    # as a shutdown does
+    assert rig.exec_in_container(["systemctl", "stop", f"{unit}.service"]).returncode == 0
+    status = inside.call("follow", run="unit-e", wait=True).result
+    assert (status["state"], status["exit"]["signal"], status["exit"]["forced"]) == ("STOPPED", 15, False)
+    again = {"key": "k" * 16, "policy": {"grace_s": 60}, **job(release, python=PYTHON)}
+    inside.call("launch", run="unit-f", parent="unit-e", **again)
+    reply = inside.call("follow", run="unit-f", wait=True)
+    assert reply.result["state"] == "SUCCEEDED"
+    assert "found ['data.json']" in reply.log

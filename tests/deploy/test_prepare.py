@@ -53,6 +53,7 @@ def test_walked_away_from_stopped_killed_and_resumed(desk: Desk) -> None:
         refused = desk.deploy(playbook="slow")
         assert (refused.code, first in refused.error["what"]) == (8, True)
         assert desk.run("status").result["state"] == "RUNNING"
+        assert "  half of it is there" in desk.type("status", "--host", "box").err
         stopped = desk.run("stop")
         assert (stopped.result["state"], stopped.result["remaining"]) == ("STOPPED", [])
         assert "what it has prepared stays" in stopped.named("phase")[0]["what"]
