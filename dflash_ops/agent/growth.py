@@ -17,7 +17,8 @@ _LOOK_S = 5.0
 
 
 class Growth:
-    """As `Watch`, over a folder. `first_s`: seconds before the first change, `stall_s`: between two; 0 is never."""
+    """As `Watch`, over a folder. It may stand still for the longer of the two, and for ever where one is 0: whether a
+    target is being loaded or asked cannot be seen from there."""
 
     good_step: Optional[int] = None
     """No step is ever made."""
@@ -26,27 +27,25 @@ class Growth:
         self, folder: Path, *, stall_s: float, first_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._folder = folder
-        self._stall_s = stall_s
-        self._first_s = first_s
+        self._patience_s, self._name = max((stall_s, "stall_s"), (first_s, "first_step_s"))
+        self._ends = bool(stall_s and first_s)
         self._clock = clock
         self._life = self._looked = clock()
-        self._grew = False
         self._seen = self._content()
 
     def look(self) -> Optional[Trouble]:
         """Whether it stands still now."""
         now = self._clock()
         # before it is called dead it is looked at, however short its time is
-        if now - self._looked >= _LOOK_S or self._overdue(now) is not None:
+        if now - self._looked >= _LOOK_S or self._overdue(now):
             self._looked = now
             content = self._content()
             if content != self._seen:
-                self._seen, self._life, self._grew = content, now, True
-        overdue = self._overdue(now)
-        if overdue is None:
+                self._seen, self._life = content, now
+        if not self._overdue(now):
             return None
-        silent, patience, name = overdue
-        what = f"nothing was prepared for {silent:.0f} s ({name} is {patience:g})"
+        silent = now - self._life
+        what = f"nothing was prepared for {silent:.0f} s ({self._name} is {self._patience_s:g})"
         return Trouble(STALLED, what, seconds=round(silent, 1))
 
     def sickness(self) -> Optional[Trouble]:
@@ -57,11 +56,8 @@ class Growth:
         """Time in which nobody looked."""
         self._life += seconds
 
-    def _overdue(self, now: float) -> Optional[Tuple[float, float, str]]:
-        """How long nothing came, how long that may be, and by which setting; None while there is time."""
-        patience, name = (self._stall_s, "stall_s") if self._grew else (self._first_s, "first_step_s")
-        silent = now - self._life
-        return (silent, patience, name) if patience and silent >= patience else None
+    def _overdue(self, now: float) -> bool:
+        return self._ends and now - self._life >= self._patience_s
 
     def _content(self) -> Set[Tuple[str, int, int]]:
         found = set()

@@ -79,7 +79,8 @@ class Run(Model):
     """Recorded steps with a finite loss after which `deploy --detach` leaves the run alone (0: at once)."""
     stall_s: Annotated[int, Field(ge=0)] = 1800
     """Seconds without a metrics record, after the first step, that end the run (0: never). More than the training's
-    `log_every` steps, its evaluation and its checkpoint take. A run of `prepare`: without anything prepared."""
+    `log_every` steps, its evaluation and its checkpoint take. A run of `prepare` may stand still for the longer of this
+    and `first_step_s`."""
     first_step_s: Annotated[int, Field(ge=0)] = 3600
     """The same before the first step (loading, evaluation, compiling) and after the last (evaluation)."""
     prepare_timeout_s: Seconds = 3600

@@ -6,7 +6,6 @@ import json
 import os
 import pwd
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -150,13 +149,12 @@ def test_an_exit_code_is_not_believed_without_the_data(agent: Agent, work: Path,
     assert status["next"]["outcome"] == "refused"
 
 
-def test_one_that_stands_still_is_ended_with_stacks_though_it_prints(agent: Agent, work: Path, staged: Packed) -> None:
-    launch(agent, staged, policy={"first_step_s": 3600, "stall_s": 1}, hang=True)
+def test_one_that_stands_still_is_ended_though_it_prints(agent: Agent, work: Path, staged: Packed) -> None:
+    launch(agent, staged, policy={"first_step_s": 1, "stall_s": 1}, hang=True)
     reply = follow(agent)
     reason = reply.result["exit"]["reason"]
     assert (reply.result["state"], reason["kind"]) == ("FAILED", "stalled")
     assert "(stall_s is 1)" in reason["what"]
-    assert "stack of every thread\n" in reply.log
 
 
 def test_what_grows_lives(tmp_path: Path) -> None:
@@ -166,20 +164,25 @@ def test_what_grows_lives(tmp_path: Path) -> None:
     assert growth.look() is None
     journal = tmp_path / "answers.ndjson"
     journal.write_text("one\n")
-    now = 108.0
+    # before it is called dead it is looked at
+    now = 101.0
     assert growth.look() is None
-    now = 117.0
+    now = 200.0
     with journal.open("a") as file:
         file.write("two\n")
     assert growth.look() is None
     growth.excuse(50)
-    now = 176.0
+    now = 349.0
     assert growth.look() is None
-    now = 177.0
+    now = 350.0
     stalled = growth.look()
     assert stalled is not None
-    assert stalled.what == "nothing was prepared for 10 s (stall_s is 10)"
-    assert Growth(tmp_path, stall_s=0, first_s=0, clock=lambda: time.monotonic() + 1e9).look() is None
+    assert stalled.what == "nothing was prepared for 100 s (first_step_s is 100)"
+    for stall_s, first_s in ((0, 10), (10, 0)):
+        # 0 is never
+        growth = Growth(tmp_path, stall_s=stall_s, first_s=first_s, clock=lambda: now)
+        now += 1e6
+        assert growth.look() is None
 
 
 @needs_root
