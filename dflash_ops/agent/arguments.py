@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 
 from .errors import AgentError, ExitCode
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -45,7 +45,7 @@ class Arguments:
         return value
 
     def digest(self, name: str = "digest") -> str:
-        return self._matching(name, _DIGEST, "64 lower-case hex digits")
+        return self._matching(name, DIGEST, "64 lower-case hex digits")
 
     def optional_digest(self, name: str) -> Optional[str]:
         return None if self.values.get(name) is None else self.digest(name)

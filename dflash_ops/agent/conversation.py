@@ -10,7 +10,7 @@ import queue
 import select
 import threading
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterator, Optional, Set
+from typing import Any, Callable, Deque, Dict, Iterator, Optional, Set, Union
 
 from .errors import AgentError, ClientGone, ExitCode
 from .frames import (
@@ -22,8 +22,8 @@ from .frames import (
     Frame,
     FrameDecoder,
     FrameError,
-    encode_data,
     encode_frame,
+    head_of_data,
 )
 from .leftovers import clear_leftovers
 from .lock import Lock, Owner
@@ -64,6 +64,7 @@ class Conversation:
         self._lock_undo: Optional[int] = None
         self._closed = False
         self._masks = Masks()
+        self._hiding = threading.Lock()
 
     def start_threads(self) -> None:
         for name, target in (("reader", self._read), ("heart", self._beat)):
@@ -119,7 +120,7 @@ class Conversation:
             if frame.kind != DATA:
                 self._put_aside.append(frame)
                 continue
-            _, data = frame.split_data()
+            data = frame.payload
             if len(data) > left:
                 raise _protocol_error(f"{len(data) - left} bytes more than the {size} announced")
             left -= len(data)
@@ -129,13 +130,14 @@ class Conversation:
 
     def hide(self, masks: Masks) -> None:
         """From now on these secrets stand in no answer, event or error."""
-        self._masks |= masks
+        with self._hiding:
+            self._masks |= masks
 
     def event(self, name: str, **fields: Any) -> None:
         self._send_json({"id": self._request, "event": name, **fields})
 
-    def data(self, data: bytes, stream: int = LOG_STREAM) -> None:
-        self._send(encode_data(stream, data))
+    def data(self, data: Union[bytes, memoryview], stream: int = LOG_STREAM) -> None:
+        self._send(head_of_data(stream, len(data)), data)
 
     def answer(self, result: Any) -> None:
         self._send_json({"id": self._request, "ok": True, "result": result})
@@ -148,14 +150,19 @@ class Conversation:
     def _send_json(self, value: Dict[str, Any]) -> None:
         self._send(encode_frame(JSON, json.dumps(self._masks.value(value)).encode()))
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, *parts: Union[bytes, memoryview]) -> None:
+        """Of one frame."""
+        rest = [memoryview(part) for part in parts if part]
         with self._sending:
-            rest = memoryview(frame)
             while rest:
                 try:
-                    rest = rest[os.write(self._sink, rest) :]
+                    written = os.writev(self._sink, rest)
                 except OSError as error:
                     raise ClientGone(str(error)) from error
+                while rest and written >= len(rest[0]):
+                    written -= len(rest.pop(0))
+                if written:
+                    rest[0] = rest[0][written:]
 
     def _beat(self) -> None:
         pause = threading.Event()

@@ -23,14 +23,12 @@ class FrameError(ValueError):
 
 
 class Frame(NamedTuple):
+    """Of a `D` frame as much as has come: several in a row may be one that was sent."""
+
     kind: bytes
     payload: bytes
-
-    def split_data(self) -> "tuple[int, bytes]":
-        """The stream number and the bytes of a `D` frame."""
-        if self.kind != DATA or not self.payload:
-            raise FrameError("a data frame needs a stream number")
-        return self.payload[0], self.payload[1:]
+    stream: int = LOG_STREAM
+    """Of a `D` frame; its number is not in `payload`."""
 
 
 def encode_frame(kind: bytes, payload: Union[bytes, bytearray] = b"") -> bytes:
@@ -42,9 +40,16 @@ def encode_frame(kind: bytes, payload: Union[bytes, bytearray] = b"") -> bytes:
     return _HEADER.pack(kind, len(payload)) + bytes(payload)
 
 
+def head_of_data(stream: int, size: int) -> bytes:
+    """What comes before `size` bytes in their `D` frame: whoever sends many need not copy them to put it there."""
+    if size >= MAX_PAYLOAD:
+        raise FrameError(f"{size} bytes in a data frame, fewer than {MAX_PAYLOAD} are allowed")
+    return _HEADER.pack(DATA, size + 1) + bytes((stream,))
+
+
 def encode_data(stream: int, data: bytes) -> bytes:
     """One `D` frame."""
-    return encode_frame(DATA, bytes((stream,)) + data)
+    return head_of_data(stream, len(data)) + data
 
 
 def write_frame(fileobj: IO[bytes], kind: bytes, payload: bytes = b"") -> None:
@@ -57,34 +62,59 @@ def write_frame(fileobj: IO[bytes], kind: bytes, payload: bytes = b"") -> None:
 
 
 class FrameDecoder:
-    """Turns byte chunks of any size into frames; holds at most one unfinished frame."""
+    """Turns byte chunks of any size into frames. What comes in `D` frames is handed on as it comes, and not copied."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._begun = bytearray()
+        """Of a header (of data with the stream's number), or of a whole frame that is no data."""
+        self._wanted = _HEADER.size
+        self._stream = LOG_STREAM
+        self._left = 0
+        """Bytes of the data frame that are still to come."""
 
     @property
     def torn(self) -> bool:
         """Whether a frame has begun and is not complete."""
-        return bool(self._buffer)
+        return bool(self._begun) or self._left > 0
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        self._buffer += data
-        taken = 0
-        try:
-            while len(self._buffer) - taken >= _HEADER.size:
-                kind, length = _HEADER.unpack_from(self._buffer, taken)
-                if kind not in KINDS:
-                    raise FrameError(f"unknown frame type {kind!r}")
-                if length > MAX_PAYLOAD:
-                    raise FrameError(f"frame of {length} bytes, at most {MAX_PAYLOAD} are allowed")
-                end = taken + _HEADER.size + length
-                if len(self._buffer) < end:
-                    break
-                payload = bytes(self._buffer[taken + _HEADER.size : end])
-                taken = end
-                yield Frame(kind, payload)
-        finally:
-            del self._buffer[:taken]
+        at = 0
+        while at < len(data):
+            if self._left:
+                piece = data[at : at + self._left]
+                at += len(piece)
+                self._left -= len(piece)
+                yield Frame(DATA, piece, self._stream)
+                continue
+            more = data[at : at + self._wanted - len(self._begun)]
+            at += len(more)
+            self._begun += more
+            if len(self._begun) < self._wanted:
+                return
+            frame = self._complete()
+            if frame is not None:
+                yield frame
+
+    def _complete(self) -> Optional[Frame]:
+        """The frame that is whole; None where only its header is, or it is data that will come."""
+        kind, length = _HEADER.unpack_from(self._begun)
+        if self._wanted == _HEADER.size:
+            if kind not in KINDS:
+                raise FrameError(f"unknown frame type {kind!r}")
+            if length > MAX_PAYLOAD:
+                raise FrameError(f"frame of {length} bytes, at most {MAX_PAYLOAD} are allowed")
+            if kind == DATA and length == 0:
+                raise FrameError("a data frame without a stream")
+            self._wanted += 1 if kind == DATA else length
+            if len(self._begun) < self._wanted:
+                return None
+        payload = bytes(self._begun[_HEADER.size :])
+        self._begun.clear()
+        self._wanted = _HEADER.size
+        if kind != DATA:
+            return Frame(kind, payload)
+        self._stream, self._left = payload[0], length - 1
+        return None
 
 
 class Readable(Protocol):

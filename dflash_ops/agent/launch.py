@@ -149,7 +149,8 @@ def _begin(work: WorkDir, order: Order, admission: Admission, gpu_memory: Option
     # until the supervisor has written its own, the run lives as long as the process that starts it
     starter = ProcessId.of(os.getpid())
     state = {"v": 1, "boot_id": boot_id(), "supervisor": starter.to_json() if starter else None, "job": None}
-    write_json(folder.state_file, state)
+    # it says nothing once this boot is over
+    write_json(folder.state_file, state, durable=False)
     account = job.account
     record = {
         "v": 1,

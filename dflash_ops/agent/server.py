@@ -93,7 +93,7 @@ def serve(nonce: str, workdir: str, beat_s: float, agent_file: str) -> NoReturn:
         raise SystemExit(1) from None
     os.write(sink, f"\n{READY} {nonce}\n".encode())
     conversation = Conversation(source, sink, work, beat_s, agent_file)
-    early = Early(work, lambda request: _result(conversation, request))
+    early = Early(conversation, _result)
     conversation.arrived = early.arrived
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, _closer(conversation))

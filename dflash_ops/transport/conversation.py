@@ -25,8 +25,8 @@ from dflash_ops.agent.frames import (
     Frame,
     FrameError,
     FrameReader,
-    encode_data,
     encode_frame,
+    head_of_data,
 )
 from dflash_ops.errors import ExitCode, OpsError, TransportError
 from dflash_ops.transport.base import Channel, Transport
@@ -62,7 +62,7 @@ class _Asked:
             self.held.append(item)
         elif isinstance(item, Frame):
             if self.on_data is not None:
-                self.on_data(*item.split_data())
+                self.on_data(item.stream, item.payload)
         elif self.on_event is not None:
             self.on_event(item)
 
@@ -186,8 +186,6 @@ class Conversation:
         """Data frames name no request: they are of the one that is being answered, the oldest."""
         if frame.kind == DATA:
             self.moved = True
-            if not frame.payload:
-                raise nonsense("a data frame without a stream", self._host)
             if self._asked:
                 self._asked[0].take(frame)
             return
@@ -214,7 +212,8 @@ class Conversation:
             if not self._frames.empty():
                 # the agent only speaks during an upload to refuse it
                 return
-            self._send(encode_data(LOG_STREAM, bytes(rest[:CHUNK_BYTES])))
+            piece = rest[:CHUNK_BYTES]
+            self._send(b"".join((head_of_data(LOG_STREAM, len(piece)), piece)))
             self.moved = True
             rest = rest[CHUNK_BYTES:]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import subprocess
 from collections.abc import Sequence
 
@@ -11,6 +13,10 @@ from dflash_ops.transport.tail import StreamTail
 CLOSING_S = 30.0
 """The agent kills what it started, which may take 5 s on its own, and lets go of the lock."""
 ABANDONED_S = 5.0
+_F_SETPIPE_SZ = 1031
+"""Linux only: elsewhere it is refused."""
+PIPE_BYTES = 1 << 20
+"""Of what it says: the usual 64 KiB cost a change of threads and processes each."""
 
 
 class LocalChannel:
@@ -20,6 +26,9 @@ class LocalChannel:
         self._process = process
         self._stdin = process.stdin
         self._stdout = process.stdout
+        with contextlib.suppress(OSError):
+            # a user may have used up what all pipes may hold together
+            fcntl.fcntl(process.stdout, _F_SETPIPE_SZ, PIPE_BYTES)
         self._tail = StreamTail(process.stderr.read, "local-stderr")
 
     def read(self, size: int) -> bytes:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_ops.errors import OpsError, TransportError
 from dflash_ops.transport.hostkeys import HostKeyMode, HostKeyPolicy, fingerprint
+from dflash_ops.transport.intake import Pieces, ReadAhead
 from dflash_ops.transport.tail import StreamTail
 from dflash_ops.transport.window import Windows, start
 
@@ -107,6 +108,14 @@ def _quick_socket(host: str, port: int) -> socket.socket:
     return made
 
 
+def quick_transport() -> Any:
+    """AES-GCM first, where both sides have it: paramiko's own first choice takes half as much time again a byte."""
+    import paramiko
+
+    ciphers = sorted(paramiko.Transport._preferred_ciphers, key=lambda name: "gcm" not in name)
+    return type("QuickTransport", (paramiko.Transport,), {"_preferred_ciphers": tuple(ciphers)})
+
+
 class SshTransport:
     """One SSH connection; channels are opened on it, and it is opened again when it broke."""
 
@@ -134,6 +143,8 @@ class SshTransport:
             asked = time.monotonic()
             channel = transport.open_session(timeout=STALL_TIMEOUT_S)
             took_s = time.monotonic() - asked
+            # nothing can have come yet: no program was asked for
+            channel.in_buffer = Pieces()
             channel.settimeout(STALL_TIMEOUT_S)
             start(channel, shlex.join(argv))
             windows.opened(channel, took_s)
@@ -186,7 +197,8 @@ class SshTransport:
             self._check_keys(hop, pinned=self._ssh.fingerprint if hop is connection else None)
         try:
             if connection.gateway is None:
-                connection.connect_kwargs["sock"] = _quick_socket(connection.host, connection.port)
+                connection.connect_kwargs["sock"] = ReadAhead(_quick_socket(connection.host, connection.port))
+            connection.connect_kwargs["transport_factory"] = quick_transport()
             connection.open()
         except TransportError:
             connection.close()

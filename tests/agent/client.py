@@ -24,7 +24,7 @@ from typing import Any
 
 from dflash_ops.agent.bootstrap import BOOTSTRAP, READY, REFUSED
 from dflash_ops.agent.bundle import agent_bundle
-from dflash_ops.agent.frames import BEAT, DATA, JSON, FrameReader, encode_data, encode_frame
+from dflash_ops.agent.frames import BEAT, DATA, JSON, Frame, FrameReader, encode_data, encode_frame
 
 BEAT_S = 5.0
 """So long that a machine which stands still for seconds ends no conversation."""
@@ -126,21 +126,21 @@ class Agent:
         self.send(encode_frame(JSON, json.dumps({"id": self._ids, "op": op, **arguments}).encode()))
         return self._ids
 
-    def frame(self) -> tuple[bytes, bytes]:
+    def frame(self) -> Frame:
         """The next frame that is no heartbeat."""
         while True:
             frame = self._reader.read()
             assert frame is not None, "the agent ended the conversation"
             if frame.kind != BEAT:
-                return frame.kind, frame.payload
+                return frame
 
     def reply(self, number: int, upload: bytes = b"", seen: Callable[[Reply], None] = lambda reply: None) -> Reply:
         """All until the answer; `seen` is called after each frame with what has come so far."""
         reply = Reply(None)
         while True:
-            kind, payload = self.frame()
+            kind, payload, stream = self.frame()
             if kind == DATA:
-                reply.streams[payload[0]] += payload[1:]
+                reply.streams[stream] += payload
                 seen(reply)
                 continue
             message = json.loads(payload)

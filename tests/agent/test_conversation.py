@@ -22,8 +22,8 @@ def started_canary(agent: Agent, release: Packed) -> tuple[int, int]:
     agent.ask("canary", timeout_s=600, **job(release, hang=True, grandchild=True))
     text = ""
     while "line 3" not in text:
-        kind, payload = agent.frame()
-        text += payload[1:].decode() if kind == b"D" else ""
+        kind, payload, _ = agent.frame()
+        text += payload.decode() if kind == b"D" else ""
     grandchild = int(text.split("grandchild is ")[1].split()[0])
     parent = int(Path(f"/proc/{grandchild}/stat").read_text().rpartition(")")[2].split()[1])
     assert alive(parent)
@@ -99,7 +99,7 @@ def lock_is_free(agent: Agent) -> bool:
 
 def test_an_oversized_frame_ends_the_conversation_with_a_reason(agent: Agent) -> None:
     agent.send(struct.pack(">cI", b"D", 9 * 1024 * 1024))
-    _, payload = agent.frame()
+    _, payload, _ = agent.frame()
     answer = json.loads(payload)
     assert answer["error"]["kind"] == "protocol"
     assert "at most" in answer["error"]["what"]

@@ -10,7 +10,7 @@ import pytest
 
 from dflash_ops.agent.frames import JSON, encode_frame
 from dflash_ops.agent.server import OPERATIONS
-from tests.agent.client import Agent, AgentFailed, Packed, bare_python, eventually, job
+from tests.agent.client import Agent, AgentFailed, Packed, bare_python, eventually, job, trainer_release
 
 
 def wrapped(folder: Path, python: str) -> tuple[str, Path]:
@@ -33,6 +33,41 @@ def test_a_probe_sent_ahead_begins_while_an_upload_is_awaited_and_is_answered_in
     assert agent.reply(probe).result["version"] == sys.version.split()[0]
 
 
+def test_a_check_begins_before_its_turn_and_its_words_wait_for_it(agent: Agent, staged: Packed, tmp_path: Path) -> None:
+    python, starts = wrapped(tmp_path, bare_python())
+    other = trainer_release(**{"more.py": "x = 1\n"})
+    stage = agent.ask("stage", digest=other.digest, size=len(other.archive))
+    asked = job(staged, python=python)
+    syntax = agent.ask("syntax", digest=staged.digest, python=python, after=stage)
+    check = agent.ask("check", **asked, after=syntax)
+    eventually(lambda: starts.exists() and " check " in starts.read_text())
+    # nothing was uploaded yet, so `stage` is not over
+    assert agent.reply(stage, other.archive).streams[0] == b""
+    assert agent.reply(syntax).result["files"] > 0
+    answer = agent.reply(check)
+    assert answer.result["outcome"] == "ok"
+    assert b"check of None in" in answer.streams[0]
+    assert starts.read_text().count(" check ") == 1
+
+
+def test_a_release_that_is_staged_anew_meanwhile_is_looked_at_again(agent: Agent, work: Path, staged: Packed) -> None:
+    folder = work / "releases" / staged.digest
+    package = folder / "tt"
+    package.chmod(0o755)
+    (package / "__init__.py").chmod(0o644)
+    (package / "__init__.py").write_text("damaged(")
+    python = bare_python()
+    with pytest.raises(AgentFailed) as damaged:
+        agent.call("syntax", digest=staged.digest, python=python)
+    assert damaged.value.kind == "syntax"
+    stage = agent.ask("stage", digest=staged.digest, size=len(staged.archive))
+    syntax = agent.ask("syntax", digest=staged.digest, python=python, after=stage)
+    check = agent.ask("check", **job(staged), after=syntax)
+    assert agent.reply(stage, staged.archive).result["sent"]
+    assert agent.reply(syntax).result["files"] > 0
+    assert agent.reply(check).result["outcome"] == "ok"
+
+
 def test_a_probe_after_what_failed_is_skipped(agent: Agent, tmp_path: Path) -> None:
     python, _ = wrapped(tmp_path, sys.executable)
     failing = agent.ask("activate", digest="0" * 64)
@@ -46,7 +81,7 @@ def test_a_probe_after_what_failed_is_skipped(agent: Agent, tmp_path: Path) -> N
 def test_what_cannot_be_read_stops_no_reading(agent: Agent) -> None:
     for payload in (b"[" * 200_000, b"\xff", b'{"op": "probe", "id": 1, "python": ["x"]}', b'"probe"'):
         agent.send(encode_frame(JSON, payload))
-        kind, answer = agent.frame()
+        kind, answer, _ = agent.frame()
         assert (kind, json.loads(answer)["ok"]) == (JSON, False)
     assert agent.call("runs").result == {"runs": []}
 

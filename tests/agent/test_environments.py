@@ -203,7 +203,7 @@ def begin(agent: Agent, index: Index, lock: str, **more: Any) -> tuple[int, dict
     number = agent.ask("environment", python=bare_python(), lock=lock, **index.arguments, **more)
     event: dict[str, Any] = {}
     while event.get("event") != "building":
-        kind, payload = agent.frame()
+        kind, payload, _ = agent.frame()
         event = json.loads(payload) if kind == JSON else {}
         assert "error" not in event
     return number, event

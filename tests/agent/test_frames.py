@@ -21,7 +21,8 @@ from dflash_ops.agent.frames import (
     write_frame,
 )
 
-FRAMES = [Frame(JSON, b'{"id": 1}'), Frame(BEAT, b""), Frame(DATA, b"\x01" + bytes(range(256)) * 3)]
+DATA_BYTES = bytes(range(256)) * 3
+WIRE = encode_frame(JSON, b'{"id": 1}') + encode_frame(BEAT) + encode_data(1, DATA_BYTES) + encode_data(0, b"ab")
 
 
 def test_layout_is_type_length_payload() -> None:
@@ -30,12 +31,25 @@ def test_layout_is_type_length_payload() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 10_000])
-def test_frames_cut_anywhere_come_out_whole(size: int) -> None:
-    wire = b"".join(encode_frame(*frame) for frame in FRAMES)
+def test_frames_cut_anywhere_come_out_whole_and_of_data_every_byte(size: int) -> None:
     decoder = FrameDecoder()
-    found = [frame for start in range(0, len(wire), size) for frame in decoder.feed(wire[start : start + size])]
-    assert found == FRAMES
+    found = [frame for start in range(0, len(WIRE), size) for frame in decoder.feed(WIRE[start : start + size])]
+    assert found[:2] == [Frame(JSON, b'{"id": 1}'), Frame(BEAT, b"")]
+    assert {frame.kind for frame in found[2:]} == {DATA}
+    streams = {number: b"".join(f.payload for f in found[2:] if f.stream == number) for number in (0, 1)}
+    assert streams == {0: b"ab", 1: DATA_BYTES}
     assert not decoder.torn
+
+
+def test_data_is_handed_on_before_its_frame_is_whole() -> None:
+    decoder = FrameDecoder()
+    assert list(decoder.feed(encode_data(1, b"abcdef")[:9])) == [Frame(DATA, b"abc", 1)]
+    assert decoder.torn
+
+
+def test_data_without_a_stream_is_no_frame() -> None:
+    with pytest.raises(FrameError, match="stream"):
+        list(FrameDecoder().feed(encode_frame(DATA)))
 
 
 def test_an_oversized_frame_is_refused_before_its_payload_comes() -> None:

@@ -11,7 +11,7 @@ import paramiko
 import pytest
 
 from dflash_ops.errors import TransportError
-from dflash_ops.transport.ssh import SshChannel
+from dflash_ops.transport.ssh import SshChannel, quick_transport
 
 
 class Cut:
@@ -80,3 +80,16 @@ def test_an_acknowledgement_of_what_was_read(link: tuple[Cut, SshChannel, parami
         while channel.read(1 << 16):
             pass
     assert caught.value.lost
+
+
+def test_aes_gcm_is_what_two_sides_that_have_it_agree_on() -> None:
+    ours, theirs = socket.socketpair()
+    server, client = paramiko.Transport(theirs), quick_transport()(ours)
+    server.add_server_key(paramiko.ECDSAKey.generate())
+    server.start_server(event=threading.Event(), server=Anyone())
+    try:
+        client.start_client()
+        assert "gcm" in client.local_cipher and "gcm" in client.remote_cipher
+    finally:
+        client.close()
+        server.close()
