@@ -95,7 +95,7 @@ def _claim(
     verdict = by_name.get("verdict", {})
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}",
         "torch": torch.__version__,
         "command": shlex.join(["dflash-ops", *command[3:]]),
         "exit": events[-1]["exit"],
