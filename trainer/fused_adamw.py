@@ -221,10 +221,12 @@ class _Chunks:
     """All tensors' elements in pieces of at most `span`: of each piece its tensor and its first element there."""
 
     def __init__(self, sizes: Sequence[int], span: int, device: torch.device) -> None:
-        pieces = [(index, first) for index, size in enumerate(sizes) for first in range(0, size, span)]
-        self.count = len(pieces)
-        self.owner = torch.tensor([index for index, _ in pieces], dtype=torch.int32, device=device)
-        self.start = torch.tensor([first for _, first in pieces], dtype=torch.int64, device=device)
+        pieces = -(torch.tensor(sizes).neg() // span)
+        owner = torch.repeat_interleave(torch.arange(len(sizes)), pieces)
+        first = (pieces.cumsum(0) - pieces)[owner]
+        self.count = len(owner)
+        self.owner = owner.to(torch.int32).to(device)
+        self.start = ((torch.arange(self.count) - first) * span).to(device)
 
 
 def _address(tensor: Tensor) -> int:
