@@ -7,7 +7,7 @@ averages them is their sum. This is the place where an exchange between hosts wo
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -38,12 +38,13 @@ class ThreadExchange:
 
     Always summed in worker order, whoever is first, so a run repeats bit for bit. The tensors are dealt out to the
     threads; each is summed on the first worker's device and copied back. No device is ever synchronised: events order
-    the streams. Between GPUs `nccl_exchange.NcclExchange` is faster.
+    the streams. Between GPUs `nccl_exchange.NcclExchange` is faster. `between`: see `nccl_exchange.exchange_between`.
     """
 
-    def __init__(self, replicas: int, abort: Abort) -> None:
+    def __init__(self, replicas: int, abort: Abort, between: Callable[[int], None] | None = None) -> None:
         self._replicas = replicas
         self._abort = abort
+        self._between = between
         self._barrier = threading.Barrier(replicas)
         abort.subscribe(self._barrier.abort)
         # two sets of slots: a fast worker may post the next values while a slow one still reads the last
@@ -66,6 +67,10 @@ class ThreadExchange:
             self._abort.check()
             raise Aborted("the exchange was broken") from None
 
+    def _all_are_there(self, worker: int) -> None:
+        if self._between is not None:
+            self._between(worker)
+
     def scalars(self, worker: int, values: Sequence[float]) -> list[float]:
         """See `Exchange`. Sums of Python floats in worker order."""
         slots = self._values[self._calls[worker] % 2]
@@ -81,6 +86,7 @@ class ThreadExchange:
         self._gradients[worker] = gradients
         self._posted[worker] = _record(_cuda_devices(gradients[:1]))
         self._meet()
+        self._all_are_there(worker)
         replicas = self._gradients
         devices = _cuda_devices([each[0] for each in replicas])
         _wait(devices, self._posted)

@@ -6,7 +6,7 @@ nothing waits for a device, and each worker's next kernels follow on its own str
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,12 +16,17 @@ from trainer.abort import Abort
 from trainer.exchange import Exchange, ThreadExchange
 
 
-def exchange_between(devices: Sequence[torch.device], abort: Abort) -> Exchange:
-    """The exchange for one replica on each of `devices` (several may name the same one), in worker order."""
+def exchange_between(
+    devices: Sequence[torch.device], abort: Abort, between: Callable[[int], None] | None = None
+) -> Exchange:
+    """The exchange for one replica on each of `devices` (several may name the same one), in worker order.
+
+    `between` is called in each worker's thread when all gradients are there and before any is summed.
+    """
     distinct = dict.fromkeys(devices)
     if len(distinct) > 1 and all(each.type == "cuda" for each in distinct):
-        return NcclExchange(devices, abort)
-    return ThreadExchange(len(devices), abort)
+        return NcclExchange(devices, abort, between)
+    return ThreadExchange(len(devices), abort, between)
 
 
 class NcclExchange(ThreadExchange):
@@ -30,8 +35,10 @@ class NcclExchange(ThreadExchange):
     Every replica gets the same bits: NCCL gives one result to all GPUs of an all-reduce.
     """
 
-    def __init__(self, devices: Sequence[torch.device], abort: Abort) -> None:
-        super().__init__(len(devices), abort)
+    def __init__(
+        self, devices: Sequence[torch.device], abort: Abort, between: Callable[[int], None] | None = None
+    ) -> None:
+        super().__init__(len(devices), abort, between)
         groups: dict[torch.device, list[int]] = {}
         for worker, device in enumerate(devices):
             groups.setdefault(device, []).append(worker)
@@ -58,6 +65,7 @@ class NcclExchange(ThreadExchange):
         if self._shared:
             self._here[worker].record(stream)
         self._meet()
+        self._all_are_there(worker)
         leads = worker in self._leaders
         if self._shared:
             if leads:

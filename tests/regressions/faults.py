@@ -382,6 +382,14 @@ _EXCHANGE = (
         workload={"drafter_threads": 4},
     ),
     Fault(
+        "mate-does-not-wait",
+        what="between GPUs: a worker takes its update without waiting for the sum from the first worker on its GPU",
+        lost="equal replicas, at random",
+        cuda=Check("parameters", "worst in", alone=False, races=("replicas",)),
+        gpus=2,
+        workload={"drafter_threads": 4},
+    ),
+    Fault(
         "stream-of-the-first-gpu",
         what="every worker takes device and stream of the first GPU",
         lost="whatever runs on the others: their default stream is everybody's, and cannot be captured",

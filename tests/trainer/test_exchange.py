@@ -270,6 +270,21 @@ def test_bfloat16_parameters_follow_float32_masters() -> None:
     assert float(parameter.detach()[0]) < 1.0
 
 
+def test_between_the_last_to_come_and_the_first_sum_each_worker_is_told() -> None:
+    told: list[tuple[int, list[float]]] = []
+    mine = [[torch.full((2,), float(10**worker))] for worker in range(3)]
+    met = threading.Barrier(3)
+
+    def between(worker: int) -> None:
+        told.append((worker, [float(each[0][0]) for each in mine]))
+        met.wait()
+
+    exchange = ThreadExchange(3, Abort(), between)
+    in_threads(3, lambda index: exchange.gradients(index, mine[index]), 60)
+    assert sorted(told) == [(worker, [1.0, 10.0, 100.0]) for worker in range(3)]
+    assert [each[0].tolist() for each in mine] == [[111.0, 111.0]] * 3
+
+
 def test_clipping_scales_what_is_applied_and_leaves_the_gradients() -> None:
     parameters = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))]
     plain = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))]

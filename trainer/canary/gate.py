@@ -22,7 +22,7 @@ from trainer.canary.reported import ReportedLoss
 from trainer.canary.standstill import Standstill
 from trainer.canary.state import StateWatch
 from trainer.canary.update import RULE
-from trainer.canary.witness import HiddenFunction, WatchedExchange, WatchedReplica, WatchedStep, WorkerRecord
+from trainer.canary.witness import HiddenFunction, Latecomer, WatchedExchange, WatchedReplica, WatchedStep, WorkerRecord
 from trainer.compile import CompileEvent, CompileLog, Gate, GraphCounts, graph_counts, steady_phase
 from trainer.errors import WorkerFailed
 from trainer.nccl_exchange import exchange_between
@@ -95,7 +95,8 @@ class _GateRun:
             WorkerRecord(random_batches(parts, index, self._steps * self._micros)) for index in range(drafters)
         ]
         self._abort = Abort()
-        self._exchange = exchange_between(parts.placement.drafters, self._abort)
+        self._late = Latecomer(drafters)
+        self._exchange = exchange_between(parts.placement.drafters, self._abort, self._late.between)
         self._log = CompileLog()
         self._steady_from: int | None = None
         self._still = Standstill(drafters, self._abort)
@@ -180,7 +181,7 @@ class _GateRun:
         self._allocated.append({index: torch.cuda.memory_allocated(index) for index in devices})
 
     def _workers(self, gate: Gate) -> list[DrafterWorker]:
-        exchange = WatchedExchange(self._exchange, self._records)
+        exchange = WatchedExchange(self._exchange, self._records, self._late)
         board = StepBoard(len(self._records), self._reported.write)
         plan = TrainingPlan(
             first_step=0,

@@ -146,17 +146,38 @@ class WatchedStep:
         return self._inner.update()
 
 
-class WatchedExchange:
-    """An `Exchange` that keeps each worker's gradients as they were before it.
+class Latecomer:
+    """On CUDA each worker in turn comes late to the exchange, step by step, and is late again with its part of the sum.
 
-    On CUDA each worker in turn then comes late, step by step: an exchange, or an update, that does not wait for another
-    worker's stream is wrong for certain, not once in a thousand steps.
+    So an exchange, or an update, that does not wait for another worker's stream is wrong for certain, not once in a
+    thousand steps.
     """
 
-    def __init__(self, inner: Exchange, records: Sequence[WorkerRecord]) -> None:
+    def __init__(self, workers: int) -> None:
+        self._steps = [0] * workers
+        self._late = [False] * workers
+
+    def before(self, worker: int, gradients: Sequence[Tensor]) -> None:
+        """Before its exchange, in the worker's thread."""
+        turn = self._steps[worker] % len(self._steps) == worker
+        self._steps[worker] += 1
+        self._late[worker] = turn and gradients[0].is_cuda
+        if self._late[worker]:
+            _come_late(gradients)
+
+    def between(self, worker: int) -> None:
+        """When all have come, in the worker's thread."""
+        if self._late[worker]:
+            torch.cuda._sleep(_LATE_CYCLES)
+
+
+class WatchedExchange:
+    """An `Exchange` that keeps each worker's gradients as they were before it."""
+
+    def __init__(self, inner: Exchange, records: Sequence[WorkerRecord], late: Latecomer) -> None:
         self._inner = inner
         self._records = records
-        self._steps = [0] * len(records)
+        self._late = late
 
     def open(self) -> None:
         """See `Exchange`."""
@@ -171,9 +192,7 @@ class WatchedExchange:
         if len(self._records) > 1:
             record = self._records[worker]
             record.step.own = {name: host_copy(each) for name, each in zip(record.names, gradients, strict=True)}
-            if gradients[0].is_cuda and self._steps[worker] % len(self._records) == worker:
-                _come_late(gradients)
-            self._steps[worker] += 1
+            self._late.before(worker, gradients)
         self._inner.gradients(worker, gradients)
 
 

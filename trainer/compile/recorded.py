@@ -36,7 +36,9 @@ class RecordedPiece:
         self._outputs: Outputs = ()
 
     def warm_up(self, runs: int) -> None:
-        """Run it, so that nothing is left to compile, tune or allocate."""
+        """Run it, so that nothing is left to compile, tune or allocate. Raises ValueError on a default stream."""
+        if self._pool.device.type == "cuda":
+            self._own_stream()
         for _ in range(runs):
             self._function()
 
@@ -44,9 +46,7 @@ class RecordedPiece:
         """On CUDA, record it on the thread's current stream. Raises `CaptureError`."""
         if self._pool.device.type != "cuda":
             return
-        stream = torch.cuda.current_stream(self._pool.device)
-        if stream == torch.cuda.default_stream(self._pool.device):
-            raise ValueError(f"{self._what}: a capture needs a stream of the thread's own (trainer.compile.own_device)")
+        stream = self._own_stream()
         graph = torch.cuda.CUDAGraph()
         try:
             # thread_local: what other threads do on other devices is none of this capture's business
@@ -56,6 +56,12 @@ class RecordedPiece:
             raise capture_error(self._what, self._pool.device, error) from error
         self._graph, self._outputs = graph, outputs
         graph.replay()
+
+    def _own_stream(self) -> torch.cuda.Stream:
+        stream = torch.cuda.current_stream(self._pool.device)
+        if stream == torch.cuda.default_stream(self._pool.device):
+            raise ValueError(f"{self._what}: a capture needs a stream of the thread's own (trainer.compile.own_device)")
+        return stream
 
     def __call__(self) -> Outputs:
         """The outputs lie in the graphs' memory: copy them before this or another piece of the pool runs."""
