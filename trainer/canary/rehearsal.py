@@ -22,7 +22,7 @@ from trainer.settings import Settings, Training
 from trainer.stopping import Term, TermAfter
 from trainer.train_dflash_pipeline import RunResult, run
 
-_EVALUATION_TOKENS = 8
+_EVALUATION_TOKENS = 4
 
 
 def rehearse(settings: Settings, out: Path, evidence: Evidence) -> None:

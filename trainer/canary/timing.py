@@ -21,7 +21,7 @@ from trainer.workers import DrafterWorker, TrainingPlan
 
 _SETTLE, _LEAST, _MOST = 3, 8, 1000
 """Steps that are left out at the beginning, and steps that are timed: until it was long enough."""
-_LONG_ENOUGH_S = 1.0
+_LONG_ENOUGH_S = 0.5
 _RATE = 1e-6
 _LOOK_S = 0.2
 _STOP_S = 20.0
