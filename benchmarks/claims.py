@@ -13,6 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
+_SHOWN = 3
+
 
 def sources_digest(sources: list[str], root: Path = ROOT) -> str:
     """sha256 over path and content of every Python file of `sources`: folders, and single files."""
@@ -33,7 +35,8 @@ def stale_claims(results: Path = RESULTS, root: Path = ROOT) -> list[str]:
     for path in sorted(results.glob("*/claim.json")):
         claim = json.loads(path.read_text())
         if sources_digest(claim["sources"], root) != claim["digest"]:
-            changed = ", ".join(claim["sources"])
+            first, more = claim["sources"][:_SHOWN], len(claim["sources"]) - _SHOWN
+            changed = ", ".join(first) + (f" and {more} more" if more > 0 else "")
             found.append(f"{path.parent.name}: measured {claim['date']} on {claim['gpu']}; changed since: {changed}")
     return found
 

@@ -7,6 +7,8 @@ from tests.regressions.fault import Check, Fault, Rule
 _RO = {"strategy": "reduce-overhead"}
 _WHOLE = {"strategy": "whole-step"}
 _BF16 = {"dtype": "bfloat16"}
+_ONE_GPU = {"drafter_devices": ["cuda:0", "cuda:0"]}
+"""Between GPUs another exchange does the work."""
 
 _COMPILE = (
     Fault(
@@ -366,12 +368,14 @@ _EXCHANGE = (
         what="gradients are summed without waiting for the stream that computes them",
         lost="the samples of whoever is late, at random",
         cuda=Check("exchange", "worst in", alone=False),
+        workload=_ONE_GPU,
     ),
     Fault(
         "updates-without-waiting",
         what="a worker takes its update without waiting for the sums of the others' streams",
         lost="equal replicas, at random",
         cuda=Check("parameters", "worst in", alone=False, races=("replicas",)),
+        workload=_ONE_GPU,
     ),
     Fault(
         "leader-does-not-wait",
