@@ -8,12 +8,13 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from dflash_ops.agent.bundle import agent_bundle
 from dflash_ops.agent.masking import Masks
 from dflash_ops.agent.variables import Variables
 from dflash_ops.config import Host
@@ -25,6 +26,7 @@ from dflash_ops.transport import Conversation, Pusher, transport_for
 
 REMOTE_STREAMS = 4
 QUICK_SWITCH_S = 0.0005
+HANDSHAKE_S = 0.15
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,11 @@ class Session:
             finally:
                 sys.setswitchinterval(before)
 
+        # made in a thread beside a busy one it takes five times as long: it is eighty small files
+        agent_bundle()
         threading.Thread(target=begin, name="open-ahead", daemon=True).start()
+        # on a short link a handshake is over sooner than the next import, and all that follows on the host waits for it
+        wait([coming], HANDSHAKE_S)
 
     def _begin(self) -> Conversation:
         return Conversation(
