@@ -116,7 +116,7 @@ def command_end(function: Callable[..., None]) -> Function:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = ExitCode.INTERRUPTED
         except OSError as error:
-            code = say(events, _workstation_error(error), debug)
+            code = _say_where_it_can_be_read(events, _workstation_error(error), debug)
         except Exception as error:
             code = say(events, _bug(error), debug)
         events.end()
@@ -137,6 +137,16 @@ def _interrupted(command: str | None, run: str | None) -> str:
     if command in LAUNCHERS:
         return "interrupted: nothing was launched by this command; type it again to go on"
     return "interrupted: type it again to go on"
+
+
+def _say_where_it_can_be_read(events: Events, error: OpsError, debug: bool) -> ExitCode:
+    """With `--json`, standard output itself may be what cannot be written."""
+    try:
+        return say(events, error, debug)
+    except OSError:
+        sys.stderr.write(f"error    {error}\n")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error.exit_code
 
 
 def _workstation_error(error: OSError) -> OpsError:

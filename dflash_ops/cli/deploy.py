@@ -50,6 +50,9 @@ def skip_reason(skip_canary: bool, reason: str | None) -> str | None:
     said = (reason or "").strip()
     if skip_canary != (reason is not None) or skip_canary != bool(said):
         raise click.UsageError("--skip-canary and --reason TEXT go together, and the reason must say something")
+    if not said.isprintable():
+        # the run carries it for ever: in files, on screens, in reports
+        raise click.UsageError(f"--reason {said!r} must be one line of text")
     return said or None
 
 

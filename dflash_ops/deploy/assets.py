@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -164,20 +165,40 @@ def _send(conversation: Conversation, name: str, asset: Asset, events: Events) -
     events.emit("sending", asset=name, files=len(files), bytes=sum(file.size for file in files))
     sent = 0
     for file in files:
-        data = _mapped(name, root if content.single else root / file.path, file.size)
-        answer = conversation.request("asset_file", {"asset": content.fingerprint, **asdict(file)}, upload=data)
+        with _opened(name, root if content.single else root / file.path) as data:
+            answer = conversation.request("asset_file", {"asset": content.fingerprint, **asdict(file)}, upload=data)
         sent += int(answer["sent"])
     path = str(conversation.request("asset_end", _announced(content))["path"])
     events.emit("sent", asset=name, path=path, bytes=sent)
     return path
 
 
-def _mapped(name: str, path: Path, size: int) -> mmap.mmap | bytes:
-    """The file's bytes without holding them in memory. Never closed by hand: a view may outlive a failure."""
-    if size == 0:
-        return b""
+class _FileBytes:
+    """Slices of a file, read as they are asked for: a map of one that is cut short meanwhile kills the process."""
+
+    def __init__(self, name: str, path: Path, file: FileIO) -> None:
+        self._name, self._path, self._file = name, path, file
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        try:
+            self._file.seek(part.start)
+            found = self._file.read(part.stop - part.start)
+        except OSError as error:
+            raise _changed(self._name, self._path, error.strerror or str(error)) from error
+        if len(found) < part.stop - part.start:
+            raise _changed(self._name, self._path, "it is shorter now")
+        return found
+
+
+@contextlib.contextmanager
+def _opened(name: str, path: Path) -> Iterator[_FileBytes]:
     try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise _refused(name, f"{path} changed while it was sent: {error}", "run the same command again") from error
+        file = path.open("rb", buffering=0)
+    except OSError as error:
+        raise _changed(name, path, error.strerror or str(error)) from error
+    with file:
+        yield _FileBytes(name, path, file)
+
+
+def _changed(name: str, path: Path, why: str) -> OpsError:
+    return _refused(name, f"{path} changed while it was sent: {why}", "run the same command again")

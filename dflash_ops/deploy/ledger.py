@@ -131,6 +131,9 @@ class Ledger:
                     self._unusable(str(error))
                     return otherwise
                 self._set_aside(inode, str(error))
+            except UnicodeEncodeError:
+                # what was asked for is no text that could stand in it
+                return otherwise
             except (sqlite3.DatabaseError, _Damaged, ValueError, TypeError) as error:
                 self._set_aside(inode, str(error))
             except OSError as error:

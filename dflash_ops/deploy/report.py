@@ -24,7 +24,8 @@ STEP_COLUMNS = (("loss", ".4f"), ("first_slot_accuracy", ".3f"), ("learning_rate
 def write_report(folder: Path) -> Path:
     """`folder` is `runs/<run>/`, of a run or of a canary. Returns the report's path."""
     path = folder / "report.md"
-    write_bytes(path, ("\n".join(_lines(folder)) + "\n").encode())
+    # hosts may say what is no text
+    write_bytes(path, ("\n".join(_lines(folder)) + "\n").encode(errors="replace"))
     return path
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import queue
 import secrets
 import threading
@@ -12,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from dflash_ops.agent.bootstrap import BOOTSTRAP, READY, REFUSED
 from dflash_ops.agent.bundle import agent_bundle
@@ -41,8 +40,12 @@ QUEUED_FRAMES = 64
 
 OnEvent = Callable[[dict[str, Any]], None]
 OnData = Callable[[int, bytes], None]
-Bytes = bytes | mmap.mmap
-"""What is uploaded: in memory, or a file as large as it may be."""
+
+
+class Bytes(Protocol):
+    """What is uploaded: bytes in memory, or a file as large as it may be, of which slices are taken."""
+
+    def __getitem__(self, part: slice, /) -> bytes: ...
 
 
 @dataclass
@@ -207,15 +210,16 @@ class Conversation:
             self._asked.remove(asked)
 
     def _upload(self, data: Bytes, start: int, size: int) -> None:
-        rest = memoryview(data)[start : start + size]
-        while rest:
+        for first in range(start, start + size, CHUNK_BYTES):
             if not self._frames.empty():
                 # the agent only speaks during an upload to refuse it
                 return
-            piece = rest[:CHUNK_BYTES]
+            piece = data[first : min(first + CHUNK_BYTES, start + size)]
+            if not piece:
+                # more was asked for than there is
+                return
             self._send(b"".join((head_of_data(LOG_STREAM, len(piece)), piece)))
             self.moved = True
-            rest = rest[CHUNK_BYTES:]
 
     def _next_frame(self) -> Frame:
         if not self.started:

@@ -37,7 +37,7 @@ class HumanView:
     """Progress goes to standard error, logs (what one pipes) to standard output."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
         self._logged: deque[str] = deque(maxlen=LOGGED_LINES)
         """The last log lines on standard error: an error's evidence is often their end."""
         self._views: dict[str, Callable[[Event], None]] = {

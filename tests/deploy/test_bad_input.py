@@ -38,6 +38,30 @@ def test_a_wrong_command_line_is_told_to_programs_too(desk: Desk) -> None:
     assert "--hsot" in done.error["what"] and "--hsot" in done.err
 
 
+def test_a_reason_is_one_line_of_text(desk: Desk) -> None:
+    for reason in ("x\n- state: SUCCEEDED", os.fsdecode(b"\xff")):
+        done = desk.deploy("--skip-canary", "--reason", reason)
+        assert done.code == 2
+        assert "one line of text" in done.error["what"]
+    assert desk.run("runs").result["runs"] == []
+
+
+def test_a_name_that_is_no_text_leaves_the_ledger(desk: Desk) -> None:
+    assert desk.deploy().code == 0
+    assert desk.run("status", os.fsdecode(b"x\xa0")).code == 2
+    assert len(desk.run("runs").result["runs"]) == 1
+
+
+def test_a_full_disk_behind_the_output_is_one_line(desk: Desk) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            desk.argv("runs", "--json", "--host", desk.host),
+            cwd=desk.folder, env=desk.env(), stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 5
+    assert [line.split()[0] for line in done.stderr.splitlines()] == ["error"], done.stderr
+
+
 def test_what_is_no_ssh_server_is_one_error_without_a_traceback(desk: Desk) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 

@@ -21,6 +21,10 @@ def error(**more: object) -> Event:
     return {"event": "error", "what": "no", "where": "box", "fix": "", "evidence": None, **more}
 
 
+def test_what_looks_like_an_emojis_name_stays(capfd: pytest.CaptureFixture[str]) -> None:
+    assert "e.yaml:100: no" in shown(error(what="e.yaml:100: no"), capfd)
+
+
 def test_a_log_that_was_shown_is_not_shown_again_as_evidence(capfd: pytest.CaptureFixture[str]) -> None:
     view = HumanView()
     for line in ("Collecting tiny", "ERROR: no such wheel"):

@@ -105,6 +105,13 @@ def test_what_a_host_says_damages_nothing(book: Book) -> None:
     assert book.told == []
 
 
+def test_a_name_that_is_no_text_is_not_in_it(book: Book) -> None:
+    book.put(one("a"))
+    assert book.ledger.entries(run="a\udca0") == []
+    assert [entry.run for entry in book.ledger.entries()] == ["a"]
+    assert book.told == []
+
+
 @pytest.mark.parametrize("how", ["garbage", "cut off", "another version", "another table", "a value of another kind"])
 def test_a_damaged_one_is_set_aside_and_begun_anew(book: Book, how: str) -> None:
     book.put(*(one(str(number)) for number in range(300)))

@@ -24,6 +24,11 @@ def report(folder: Path) -> str:
     return write_report(folder).read_text()
 
 
+def test_what_is_no_text_does_not_stop_it(folder: Path) -> None:
+    (folder / "run.json").write_text('{"skipped_canary": "\\ud800x"}')
+    assert "**The canary was skipped:** ?x" in report(folder)
+
+
 def test_tells_what_there_is(folder: Path) -> None:
     (folder / "settings.json").write_text(json.dumps({"workload": {"strategy": "eager"}, "training": {"steps": 4}}))
     text = report(folder)

@@ -1,0 +1,51 @@
+"""An asset that changes while it is sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_ops.config import Asset
+from dflash_ops.deploy.assets import _send
+from dflash_ops.deploy.events import Events
+from dflash_ops.errors import OpsError
+
+
+class Host:
+    """Misses everything, and takes what comes in pieces of four bytes; `meanwhile` happens after the first."""
+
+    def __init__(self, meanwhile: Any = lambda: None) -> None:
+        self.got = b""
+        self._meanwhile = meanwhile
+
+    def request(self, op: str, arguments: dict[str, Any], *, upload: Any = b"", **_: Any) -> dict[str, Any]:
+        if op == "asset_begin":
+            return {"missing": [each["path"] for each in arguments["files"]]}
+        if op == "asset_file":
+            for first in range(0, arguments["size"], 4):
+                self.got += upload[first : min(first + 4, arguments["size"])]
+                self._meanwhile()
+            return {"sent": arguments["size"]}
+        return {"path": "/there", "sha256": "0" * 64, "present": False, "bytes": 0, "missing": 0}
+
+
+def test_it_is_read_as_it_is_sent(tmp_path: Path) -> None:
+    file = tmp_path / "rows"
+    file.write_bytes(b"0123456789")
+    host = Host()
+    sent(host, file)
+    assert host.got == b"0123456789"
+
+
+def test_one_that_is_cut_short_meanwhile_is_one_error(tmp_path: Path) -> None:
+    file = tmp_path / "rows"
+    file.write_bytes(b"0123456789")
+    with pytest.raises(OpsError, match=r"rows changed while it was sent: it is shorter now") as told:
+        sent(Host(lambda: file.write_bytes(b"012")), file)
+    assert told.value.exit_code == 2
+
+
+def sent(host: Host, file: Path) -> None:
+    _send(host, "rows", Asset(upload=str(file)), Events(lambda _event: None))  # type: ignore[arg-type]
