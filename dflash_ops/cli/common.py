@@ -100,30 +100,49 @@ def command_end(function: Callable[..., None]) -> Function:
         in_the_command()
         events = Events(view_for(as_json))
         result: dict[str, Any] = {}
-        code = ExitCode.DONE
         try:
-            function(events=events, result=result, **arguments)
-        except OpsError as error:
-            code = say(events, error, debug)
-        except click.UsageError as error:
-            code = say(events, usage_error(error), debug)
-        except (KeyboardInterrupt, click.Abort):
-            code = ExitCode.INTERRUPTED
-            command = click.get_current_context().info_name
-            events.emit("notice", text=_interrupted(command, result.get("run")))
+            code = _code_of(lambda: function(events=events, result=result, **arguments), events, result, debug)
+            events.end()
+            events.emit("result", exit=int(code), **result)
         except BrokenPipeError:
             # the reader of our output went away (`| head`): there is nobody left to tell
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = ExitCode.INTERRUPTED
+            _drop_the_output()
         except OSError as error:
-            code = _say_where_it_can_be_read(events, _workstation_error(error), debug)
-        except Exception as error:
-            code = say(events, _bug(error), debug)
-        events.end()
-        events.emit("result", exit=int(code), **result)
+            # with `--json`, standard output itself is what cannot be written
+            told = _workstation_error(error)
+            sys.stderr.write(f"error    {told}\n")
+            code = told.exit_code
+            _drop_the_output()
         return int(code)
 
     return run
+
+
+def _code_of(body: Callable[[], None], events: Events, result: dict[str, Any], debug: bool) -> ExitCode:
+    """Raises what output that cannot be written raises."""
+    try:
+        body()
+    except OpsError as error:
+        return say(events, error, debug)
+    except click.UsageError as error:
+        return say(events, usage_error(error), debug)
+    except (KeyboardInterrupt, click.Abort):
+        command = click.get_current_context().info_name
+        events.emit("notice", text=_interrupted(command, result.get("run")))
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return say(events, _workstation_error(error), debug)
+    except Exception as error:
+        return say(events, _bug(error), debug)
+    return ExitCode.DONE
+
+
+def _drop_the_output() -> None:
+    """What is still to be written, at the interpreter's end too, goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupted(command: str | None, run: str | None) -> str:
@@ -137,16 +156,6 @@ def _interrupted(command: str | None, run: str | None) -> str:
     if command in LAUNCHERS:
         return "interrupted: nothing was launched by this command; type it again to go on"
     return "interrupted: type it again to go on"
-
-
-def _say_where_it_can_be_read(events: Events, error: OpsError, debug: bool) -> ExitCode:
-    """With `--json`, standard output itself may be what cannot be written."""
-    try:
-        return say(events, error, debug)
-    except OSError:
-        sys.stderr.write(f"error    {error}\n")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return error.exit_code
 
 
 def _workstation_error(error: OSError) -> OpsError:

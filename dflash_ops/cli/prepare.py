@@ -65,5 +65,5 @@ def command(
                 prepared=outcome.prepared,
                 run=outcome.run,
                 state=outcome.state,
-                folder=str(outcome.folder.resolve()) if outcome.folder else None,
+                folder=str(outcome.folder) if outcome.folder else None,
             )

@@ -53,13 +53,15 @@ def test_a_name_that_is_no_text_leaves_the_ledger(desk: Desk) -> None:
 
 
 def test_a_full_disk_behind_the_output_is_one_line(desk: Desk) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            desk.argv("runs", "--json", "--host", desk.host),
-            cwd=desk.folder, env=desk.env(), stdout=full, stderr=subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
-    assert done.returncode == 5
-    assert [line.split()[0] for line in done.stderr.splitlines()] == ["error"], done.stderr
+    # what is told first: an event, an error, the result
+    for words in (["runs", "--host", desk.host], ["status", "--host", "none-such"], ["runs", "--all"]):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                desk.argv(*words, "--json"),
+                cwd=desk.folder, env=desk.env(), stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            )  # fmt: skip
+        assert done.returncode == 5, done.stderr
+        assert [line.split()[0] for line in done.stderr.splitlines()] == ["error"], done.stderr
 
 
 def test_what_is_no_ssh_server_is_one_error_without_a_traceback(desk: Desk) -> None:
