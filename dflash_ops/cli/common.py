@@ -101,8 +101,10 @@ def command_end(function: Callable[..., None]) -> Function:
         events = Events(view_for(as_json))
         result: dict[str, Any] = {}
         try:
-            code = _code_of(lambda: function(events=events, result=result, **arguments), events, result, debug)
-            events.end()
+            try:
+                code = _code_of(lambda: function(events=events, result=result, **arguments), events, result, debug)
+            finally:
+                events.end()
             events.emit("result", exit=int(code), **result)
         except BrokenPipeError:
             # the reader of our output went away (`| head`): there is nobody left to tell
