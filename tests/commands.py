@@ -204,7 +204,7 @@ class Desk:
                 stderr=err,
                 text=True,
                 # tests in the background inherit an ignored SIGINT; a person at a terminal does not
-                preexec_fn=_listen_to_interrupts,  # noqa: PLW1509 -- no threads here
+                preexec_fn=listen_to_interrupts,  # noqa: PLW1509 -- no threads here
             )
             watchdog = threading.Timer(PATIENCE_S, process.kill)
             watchdog.start()
@@ -226,8 +226,9 @@ def _typist() -> Typist:
     return typist
 
 
-def _listen_to_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def listen_to_interrupts() -> None:
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def eventually(ready: Callable[[], bool]) -> None:

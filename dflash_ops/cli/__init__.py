@@ -108,10 +108,14 @@ def _tell_programs(error: click.ClickException) -> None:
 
 
 def _tell_interrupted(as_json: bool) -> None:
-    from dflash_ops.cli.common import view_for
+    from dflash_ops.cli.common import drop_the_output, view_for
     from dflash_ops.deploy.events import Events
     from dflash_ops.errors import ExitCode
 
     events = Events(view_for(as_json))
-    events.emit("notice", text="interrupted: type it again")
-    events.emit("result", exit=int(ExitCode.INTERRUPTED))
+    try:
+        events.emit("notice", text="interrupted: type it again")
+        events.emit("result", exit=int(ExitCode.INTERRUPTED))
+    except OSError:
+        # whoever listened is gone
+        drop_the_output(sys.stderr, sys.stdout)

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -16,7 +16,7 @@ from dflash_ops.config import Host, all_hosts, load_host
 from dflash_ops.deploy.events import Event, Events
 from dflash_ops.deploy.ledger import Ledger
 from dflash_ops.errors import ExitCode, OpsError
-from dflash_ops.interrupts import in_the_command
+from dflash_ops.interrupts import in_the_command, is_hung_up
 
 Function = Callable[..., Any]
 LAUNCHERS = ("canary", "deploy", "prepare", "resume")
@@ -109,13 +109,17 @@ def command_end(function: Callable[..., None]) -> Function:
         except BrokenPipeError:
             # the reader of our output went away (`| head`): there is nobody left to tell
             code = ExitCode.INTERRUPTED
-            _drop_the_output()
+            drop_the_output(sys.stdout)
         except OSError as error:
+            if is_hung_up():
+                # the terminal was closed, whether or not the signal came through first
+                drop_the_output(sys.stderr, sys.stdout)
+                return int(ExitCode.INTERRUPTED)
             # with `--json`, standard output itself is what cannot be written
             told = _workstation_error(error)
             sys.stderr.write(f"error    {told}\n")
             code = told.exit_code
-            _drop_the_output()
+            drop_the_output(sys.stdout)
         return int(code)
 
     return run
@@ -142,9 +146,10 @@ def _code_of(body: Callable[[], None], events: Events, result: dict[str, Any], d
     return ExitCode.DONE
 
 
-def _drop_the_output() -> None:
+def drop_the_output(*outputs: TextIO) -> None:
     """What is still to be written, at the interpreter's end too, goes nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for output in outputs:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
 
 
 def _interrupted(command: str | None, run: str | None) -> str:

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from dflash_ops.config import Playbook
 from dflash_ops.deploy.events import Events
+from dflash_ops.deploy.scratch import scratch_folder
 from dflash_ops.errors import ExitCode, OpsError
 from dflash_ops.release import CheckMemory, Finding, Release, ReleaseError, Source, build, finding_dict
 
@@ -24,13 +24,13 @@ def source_of(playbook: Playbook) -> Source:
 @contextmanager
 def built(playbook: Playbook, events: Events) -> Iterator[Release]:
     """The playbook's release, in a folder that goes away with the block. Raises OpsError (exit 3)."""
-    with TemporaryDirectory(prefix="dflash-ops-build-") as folder:
+    with scratch_folder() as folder:
         try:
             release = build(
                 source_of(playbook),
                 [Path(patch) for patch in playbook.trainer.patches],
                 settings={"module": playbook.trainer.module},
-                out=Path(folder) / "tree",
+                out=folder / "tree",
             )
         except ReleaseError as error:
             raise OpsError(

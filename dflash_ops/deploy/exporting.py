@@ -12,11 +12,11 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from dflash_ops.agent.arguments import RUN_NAME
 from dflash_ops.config import bundled
+from dflash_ops.deploy.scratch import scratch_folder
 from dflash_ops.errors import ExitCode, OpsError
 from dflash_ops.files import write_json
 
@@ -73,8 +73,8 @@ def export(source: Source, out: Path, *, target: Path | None, verifier: str | No
         workload["target"] = str(target)
     # the host's own cache and prepared data are not here
     settings = {**source.settings, "workload": workload, "prepared": None, "cache": str(_cache())}
-    with TemporaryDirectory(prefix="dflash-ops-") as folder:
-        file = Path(folder) / "settings.json"
+    with scratch_folder() as folder:
+        file = folder / "settings.json"
         write_json(file, settings)
         command = [sys.executable, "-m", "trainer", "export", "--format", "speculators"]
         command += ["--settings", str(file), "--checkpoint", str(source.checkpoint)]

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from dflash_ops.agent.arguments import RUN_NAME
 from dflash_ops.config import Asset, Playbook
 from dflash_ops.config.asset import PREFIX
 from dflash_ops.deploy.events import Events
+from dflash_ops.deploy.scratch import scratch_folder
 from dflash_ops.errors import ExitCode, OpsError
 from dflash_ops.transport import Conversation
 from dflash_ops.transport.messages import nonsense
@@ -89,11 +89,11 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
 @contextmanager
 def with_asset(playbook: Playbook, here: Here) -> Iterator[Playbook]:
     """The playbook with the checkpoint as one more asset, to be sent as any other. Inside the block only."""
-    with TemporaryDirectory(prefix="dflash-ops-") as folder:
+    with scratch_folder() as folder:
         for name in (*here.files, MANIFEST):
-            (Path(folder) / name).symlink_to((here.folder / name).resolve())
+            (folder / name).symlink_to((here.folder / name).resolve())
         asset = next(name for name in _names() if name not in playbook.assets)
-        assets = {**playbook.assets, asset: Asset(upload=folder)}
+        assets = {**playbook.assets, asset: Asset(upload=str(folder))}
         yield begun(playbook, PREFIX + asset).model_copy(update={"assets": assets})
 
 

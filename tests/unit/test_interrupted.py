@@ -17,6 +17,7 @@ import pytest
 from dflash_ops import cli
 from dflash_ops.cli.common import command_end
 from dflash_ops.deploy.events import Events
+from tests.commands import listen_to_interrupts
 
 SENDS_ITSELF = """
 import os, sys
@@ -31,8 +32,8 @@ sys.meta_path.insert(0, Interrupt())
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """A command takes both signals for itself."""
-    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    """A command takes these signals for itself."""
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     yield
     for number, handler in before:
         signal.signal(number, handler)
@@ -44,6 +45,7 @@ def handlers() -> Iterator[None]:
         ("click", signal.SIGINT, False),
         ("dflash_ops.cli.status", signal.SIGTERM, False),
         ("pydantic", signal.SIGINT, True),
+        ("pydantic", signal.SIGHUP, False),
         ("dflash_ops.deploy.session", signal.SIGINT, False),
     ],
 )
@@ -61,7 +63,7 @@ def test_interrupted_while_it_is_imported(tmp_path: Path, module: str, number: i
         text=True,
         check=False,
         # tests in the background inherit an ignored SIGINT; a person at a terminal does not
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=listen_to_interrupts,
     )
     assert done.returncode == 130, done.stderr
     if as_json:
