@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import IntEnum
+
+# controls, line ends, marks that turn the direction of what follows, and bytes that are no text
+_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """One line that moves nothing: whatever a name has in it that cannot be shown is escaped, as `\\n`."""
+    return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class ExitCode(IntEnum):
@@ -29,7 +38,8 @@ AGAIN = "run the same command again"
 class OpsError(Exception):
     """One failure, told once.
 
-    `kind` is a stable word for programs, `what` and `where` are for the reader, `fix` is the next thing to do.
+    `kind` is a stable word for programs, `what` and `where` are for the reader, `fix` is the next thing to do. Names
+    may stand in them as they are: each is made one printable line.
     """
 
     def __init__(
@@ -43,11 +53,11 @@ class OpsError(Exception):
         evidence: object = None,
     ) -> None:
         super().__init__(what)
-        self.what = what
+        self.what = printable(what)
         self.exit_code = exit_code
         self.kind = kind
-        self.where = where
-        self.fix = fix
+        self.where = printable(where)
+        self.fix = printable(fix)
         self.evidence = evidence
 
     @classmethod
@@ -55,14 +65,18 @@ class OpsError(Exception):
         """The error object of an agent's reply (docs/agent-protocol.md)."""
         where = str(error.get("where") or "")
         code = error.get("exit")
-        return cls(
-            str(error.get("what") or "the agent gave no reason"),
+        what = str(error.get("what") or "the agent gave no reason")
+        made = cls(
+            what,
             exit_code=ExitCode(code) if isinstance(code, int) and code in set(ExitCode) else ExitCode.RUN_FAILED,
             kind=str(error.get("kind") or "agent"),
             where=f"{host}: {where}" if where else host,
             fix=str(error.get("fix") or ""),
             evidence=error.get("evidence"),
         )
+        # what a trainer or pip says may have several lines
+        made.what = "\n".join(map(printable, what.splitlines()))
+        return made
 
     def as_event(self) -> dict[str, object]:
         return {

@@ -79,7 +79,7 @@ def group() -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Exits with the documented codes only."""
-    from dflash_ops.errors import ExitCode
+    from dflash_ops.errors import ExitCode, printable
 
     # what is brought home or written here may quote anything: it is its owner's alone
     os.umask(0o077)
@@ -87,7 +87,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = group.main(args=argv, prog_name="dflash-ops", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
-        error.show()
+        words = printable(error.format_message())
+        (
+            click.UsageError(words, error.ctx) if isinstance(error, click.UsageError) else click.ClickException(words)
+        ).show()
         if "--json" in (sys.argv[1:] if argv is None else argv):
             _tell_programs(error)
         sys.exit(ExitCode.USAGE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,10 +16,12 @@ import click
 from dflash_ops.config import Host, all_hosts, load_host
 from dflash_ops.deploy.events import Event, Events
 from dflash_ops.deploy.ledger import Ledger
+from dflash_ops.deploy.naming import is_run_name, refuse_no_run
 from dflash_ops.errors import ExitCode, OpsError
 from dflash_ops.interrupts import in_the_command, is_hung_up
 
 Function = Callable[..., Any]
+LONGEST_SHOWN = 60
 LAUNCHERS = ("canary", "deploy", "prepare", "resume")
 
 HOST_OPTIONS = [
@@ -55,6 +58,25 @@ OUTPUT_OPTIONS = [
     ),
     click.option("--debug", is_flag=True, help="Show tracebacks."),
 ]
+
+
+class Whole(click.IntRange):
+    """A whole number within limits; an error names them."""
+
+    def __init__(self, low: int, high: int) -> None:
+        super().__init__(low, high)
+        self._low, self._high = low, high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        # more digits than the limits have are not worth reading
+        given = int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text) else None
+        if given is None or not self._low <= given <= self._high:
+            shown = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+            self.fail(f"{shown!r}: a whole number from {self._low} to {self._high} is meant.", param, ctx)
+        return given
+
+
 HERE = click.Path(path_type=Path, resolve_path=True)
 """A path of this workstation: absolute, since events and results tell it to programs that stand elsewhere."""
 RUNS_OPTION = click.option(
@@ -210,8 +232,11 @@ def ledger_of(events: Events) -> Ledger:
 
 def chosen_host(events: Events, host: str | None, inventory: Path | None, *, run: str | None = None) -> Host:
     """The host, told when it was not named. A `run` that is named is looked for where this workstation knows it:
-    commands are offered with it, and the last run may have been elsewhere. Raises ConfigError."""
+    commands are offered with it, and the last run may have been elsewhere. Raises ConfigError, and OpsError for a
+    `run` that can be no name of one."""
     last, places = None, set()
+    if run is not None and not is_run_name(run):
+        refuse_no_run(run, (entry.run for entry in ledger_of(events).entries()))
     if host is None:
         ledger = ledger_of(events)
         last = ledger.last_launched()

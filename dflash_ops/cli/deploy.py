@@ -12,16 +12,18 @@ from dflash_ops.cli.common import (
     OUTPUT_OPTIONS,
     PLAYBOOK_OPTIONS,
     RUNS_OPTION,
+    Whole,
     chosen_host,
     command_end,
     options,
 )
 from dflash_ops.deploy.events import Events
+from dflash_ops.limits import MOST_RESTARTS
 
 RESTART = click.option(
     "--restart",
     "restarts",
-    type=click.IntRange(min=0),
+    type=Whole(0, MOST_RESTARTS),
     metavar="N",
     help="The host starts the run again when it crashes, N times at most. As --set run.restarts=N.",
 )
@@ -96,9 +98,17 @@ def command(
     """
     from contextlib import ExitStack
 
+    from dflash_ops.deploy.naming import refuse_no_release
     from dflash_ops.deploy.session import Session
 
     said = skip_reason(skip_canary, reason)
+    if release is not None:
+        refuse_no_release(release)
+    first = None
+    if init_from is not None:
+        from dflash_ops.deploy.first_weights import parsed
+
+        first = parsed(init_from)
     chosen = chosen_host(events, host, inventory)
     with ExitStack() as stack:
         session = None if dry_run else stack.enter_context(Session(chosen, events))
@@ -108,10 +118,9 @@ def command(
 
         from dflash_ops.config import load_playbook
         from dflash_ops.deploy.deploying import Choices, Outcome, deploy
-        from dflash_ops.deploy.first_weights import Here, OnHost, begun, parsed, with_asset
+        from dflash_ops.deploy.first_weights import Here, OnHost, begun, with_asset
 
         loaded = load_playbook(playbook, sets=with_restarts(sets, restarts))
-        first = None if init_from is None else parsed(init_from)
         on_host = first if isinstance(first, OnHost) else None
         choices = Choices(runs=runs, detach=detach, again=again, skip_reason=said, release=release, first=on_host)
         if session is None:

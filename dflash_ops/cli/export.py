@@ -7,14 +7,15 @@ from typing import Any
 
 import click
 
-from dflash_ops.cli.common import HERE, OUTPUT_OPTIONS, RUNS_OPTION, command_end, options
+from dflash_ops.cli.common import HERE, OUTPUT_OPTIONS, RUNS_OPTION, Whole, command_end, options
 from dflash_ops.deploy.events import Events
+from dflash_ops.limits import MOST
 
 
 @click.command("export")
 @click.argument("run", required=False)
 @click.option("--out", type=HERE, required=True, help="The folder to make; new or empty.")
-@click.option("--step", type=click.IntRange(min=0), help="Which checkpoint. Default: the newest that is here.")
+@click.option("--step", type=Whole(0, MOST), help="Which checkpoint. Default: the newest that is here.")
 @click.option(
     "--target",
     type=HERE,

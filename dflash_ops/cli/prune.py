@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from dflash_ops.cli.common import HOST_OPTIONS, OUTPUT_OPTIONS, RUNS_OPTION, chosen_host, command_end, options
+from dflash_ops.cli.common import HOST_OPTIONS, OUTPUT_OPTIONS, RUNS_OPTION, Whole, chosen_host, command_end, options
 from dflash_ops.deploy.events import Events
+from dflash_ops.limits import MOST
 
-COUNT = click.IntRange(min=0)
+COUNT = Whole(0, MOST)
 
 
 @click.command("prune")

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from dflash_ops.cli.common import HOST_OPTIONS, OUTPUT_OPTIONS, chosen_host, command_end, ledger_of, options
+from dflash_ops.cli.common import HOST_OPTIONS, OUTPUT_OPTIONS, Whole, chosen_host, command_end, ledger_of, options
 from dflash_ops.deploy.events import Events
+from dflash_ops.limits import LONGEST_S
 
 
 @click.command("stop")
@@ -17,7 +18,7 @@ from dflash_ops.deploy.events import Events
 @click.option(
     "--grace",
     "grace_s",
-    type=click.IntRange(min=0),
+    type=Whole(0, LONGEST_S),
     help="Seconds for its checkpoint. Default: `run.grace_s` of its playbook.",
 )
 @command_end

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from dflash_ops.cli.common import HOST_OPTIONS, OUTPUT_OPTIONS, chosen_host, command_end, options
+from dflash_ops.cli.common import HOST_OPTIONS, OUTPUT_OPTIONS, Whole, chosen_host, command_end, options
 from dflash_ops.deploy.events import Events
+from dflash_ops.limits import MOST
 
 POLL_S = 1.0
 
@@ -25,7 +25,7 @@ POLL_S = 1.0
     is_flag=True,
     help="Go on until the run ends; without any run, wait for the first.",
 )
-@click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last lines of what is there. Not with -f.")
+@click.option("-n", "--lines", type=Whole(0, MOST), help="Only the last lines of what is there. Not with -f.")
 @command_end
 def command(
     *,
@@ -58,7 +58,7 @@ def command(
         result["run"] = found
         if run is None:
             events.emit("notice", text=f"run {found} on {chosen.name}")
-        kept: deque[str] = deque(maxlen=None if lines is None else min(lines, sys.maxsize))
+        kept: deque[str] = deque(maxlen=lines)
 
         def show(line: str) -> None:
             events.emit("log", source="run", line=line)

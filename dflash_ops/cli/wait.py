@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from dflash_ops.cli.common import HOST_OPTIONS, OUTPUT_OPTIONS, chosen_host, command_end, options
+from dflash_ops.cli.common import HOST_OPTIONS, OUTPUT_OPTIONS, Whole, chosen_host, command_end, options
 from dflash_ops.deploy.events import Events
+from dflash_ops.limits import LONGEST_S
 
 
 @click.command("wait")
@@ -17,7 +18,7 @@ from dflash_ops.deploy.events import Events
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.IntRange(min=0),
+    type=Whole(0, LONGEST_S),
     metavar="SECONDS",
     help="Stop waiting after this long (exit code 10); the run goes on.",
 )

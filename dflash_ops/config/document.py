@@ -22,6 +22,7 @@ from dflash_ops.config.places import shown
 MAX_BYTES = 1024 * 1024
 MAX_DEPTH = 32
 MAX_NODES = 20_000
+LONGEST_SHOWN = 60
 
 KeyPath = tuple[str | int, ...]
 
@@ -211,7 +212,9 @@ class _Maker:
             if kind == "float":
                 return float(re.sub(r"(?i)^([-+]?)\.(inf|nan)$", r"\1\2", text))
         except (ValueError, KeyError):
-            self.problems.append(Problem(self._name, line, f"'{text}' is not of the tag {node.tag}"))
+            # Python makes no whole number of thousands of digits
+            shown = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+            self.problems.append(Problem(self._name, line, f"'{shown}' is not of the tag {node.tag}"))
             return None
         self.problems.append(Problem(self._name, line, f"the tag {node.tag} is not allowed here"))
         return None

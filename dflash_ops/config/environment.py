@@ -12,6 +12,7 @@ from dflash_ops.config.asset import Asset
 from dflash_ops.config.base import TEXT, Matches, Model
 from dflash_ops.config.errors import Problem
 from dflash_ops.config.places import shown
+from dflash_ops.limits import LONGEST_S
 
 
 class Environment(Model):
@@ -23,7 +24,7 @@ class Environment(Model):
     """A folder of wheels that is taken in place of an index; one that is sent goes into the host's assets."""
     python: Annotated[str, Matches(r"3\.\d{1,2}(\.\d{1,2})?", "like '3.12'")] | None = None
     """The version that the lock was made for: a host whose `python` is another one is refused."""
-    timeout_s: Annotated[int, Field(ge=1)] = 3600
+    timeout_s: Annotated[int, Field(ge=1, le=LONGEST_S)] = 3600
     """Seconds that making it may take."""
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dflash_ops.errors import ExitCode, OpsError
+from dflash_ops.errors import ExitCode, OpsError, printable
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Problem:
 
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
-        return f"{place}: {self.message}" + (f"; {self.hint}" if self.hint else "")
+        return printable(f"{place}: {self.message}" + (f"; {self.hint}" if self.hint else ""))
 
 
 class ConfigError(OpsError):
@@ -37,6 +37,8 @@ class ConfigError(OpsError):
             kind="config",
             evidence=[vars(problem) for problem in self.problems],
         )
+        # a line for each
+        self.what = "\n".join(map(str, self.problems))
 
     @classmethod
     def one(cls, file: str, line: int | None, message: str, hint: str = "") -> ConfigError:

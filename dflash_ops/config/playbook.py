@@ -13,6 +13,7 @@ from dflash_ops.config.environment import Environment
 from dflash_ops.config.places import bundled
 from dflash_ops.config.training import Training
 from dflash_ops.config.workload import Workload
+from dflash_ops.limits import LARGEST_BYTES, LONGEST_H, LONGEST_S, MOST, MOST_RESTARTS
 
 CONTRACT = 1
 BUNDLED = "bundled"
@@ -31,7 +32,7 @@ HOST_KEEPS = {
 }
 
 Texts = Annotated[tuple[Annotated[str, TEXT], ...], Field(strict=False)]
-Seconds = Annotated[int, Field(ge=1)]
+Seconds = Annotated[int, Field(ge=1, le=LONGEST_S)]
 
 
 class Trainer(Model):
@@ -59,29 +60,29 @@ class Trainer(Model):
 class Run(Model):
     """Limits of the stages around the training itself."""
 
-    canary_max_age_h: Annotated[float, Field(gt=0)] = 24
+    canary_max_age_h: Annotated[float, Field(gt=0, le=LONGEST_H)] = 24
     """Hours that a passing verdict holds (on the host's boot-time clock)."""
-    grace_s: Annotated[int, Field(ge=0)] = 120
+    grace_s: Annotated[int, Field(ge=0, le=LONGEST_S)] = 120
     """Seconds between SIGTERM and SIGKILL when a run is stopped: enough for a checkpoint."""
-    keep_last: Annotated[int, Field(ge=1)] | None = 3
+    keep_last: Annotated[int, Field(ge=1, le=MOST)] | None = 3
     """Newest checkpoints that stay on the host while the run goes on; null: all."""
-    keep_best: Annotated[int, Field(ge=0)] = 1
+    keep_best: Annotated[int, Field(ge=0, le=MOST)] = 1
     """Best checkpoints that stay besides: by held-out tau, else held-out loss, else the training loss."""
-    log_rotate_bytes: Annotated[int, Field(ge=64 * KIB)] = 64 * MIB
+    log_rotate_bytes: Annotated[int, Field(ge=64 * KIB, le=LARGEST_BYTES)] = 64 * MIB
     """Size at which a file of the run's log is followed by the next one."""
-    log_max_bytes: Annotated[int, Field(ge=MIB)] = 4096 * MIB
+    log_max_bytes: Annotated[int, Field(ge=MIB, le=LARGEST_BYTES)] = 4096 * MIB
     """Most that is kept of a run's log on the host: then its oldest files go, never the first."""
-    restarts: Annotated[int, Field(ge=0, le=100)] = 0
+    restarts: Annotated[int, Field(ge=0, le=MOST_RESTARTS)] = 0
     """How often the host starts a run again that crashed: from its last checkpoint, while the verdict holds."""
-    restart_backoff_s: Annotated[float, Field(ge=0)] = 30
+    restart_backoff_s: Annotated[float, Field(ge=0, le=LONGEST_S)] = 30
     """Seconds before the first restart; doubled for each that follows, up to an hour."""
-    probation_steps: Annotated[int, Field(ge=0)] = 3
+    probation_steps: Annotated[int, Field(ge=0, le=MOST)] = 3
     """Recorded steps with a finite loss after which `deploy --detach` leaves the run alone (0: at once)."""
-    stall_s: Annotated[int, Field(ge=0)] = 1800
+    stall_s: Annotated[int, Field(ge=0, le=LONGEST_S)] = 1800
     """Seconds without a metrics record, after the first step, that end the run (0: never). More than the training's
     `log_every` steps, its evaluation and its checkpoint take. A run of `prepare` may stand still for the longer of this
     and `first_step_s`."""
-    first_step_s: Annotated[int, Field(ge=0)] = 3600
+    first_step_s: Annotated[int, Field(ge=0, le=LONGEST_S)] = 3600
     """The same before the first step (loading, evaluation, compiling) and after the last (evaluation)."""
     prepare_timeout_s: Seconds = 3600
     """Seconds for the trainer's `prepare` within a deploy. `dflash-ops prepare` has no such limit."""

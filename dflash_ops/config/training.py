@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from dflash_ops.config.base import TEXT, Matches, Model
+from dflash_ops.limits import MOST
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0, le=MOST)]
 PathText = Annotated[str, TEXT]
 # no name and password in it: it is shown
 Url = Annotated[str, Matches(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", "a URL like http://127.0.0.1:8000/v1")]
@@ -50,7 +51,7 @@ class Training(Model):
     """The key in each line of its text, or of its messages (list of role and content)."""
     prompt_count: Count = 64
     """Prompts that the target answers."""
-    bad_prompts: Annotated[int, Field(ge=0)] = 0
+    bad_prompts: Annotated[int, Field(ge=0, le=MOST)] = 0
     """Lines or rows that may be left out because they cannot be used; they are named. More are refused."""
     chat_template_kwargs: dict[Variable, bool | int | float | Annotated[str, TEXT]] | None = None
     """What the target's chat template is rendered with, by name: {enable_thinking: false} for Qwen3."""
@@ -66,7 +67,7 @@ class Training(Model):
     """Longest answer, in tokens."""
     answer_batch: Count = 16
     """Prompts answered at a time."""
-    evaluation_prompts: Annotated[int, Field(ge=0, validate_default=True)] = 8
+    evaluation_prompts: Annotated[int, Field(ge=0, le=MOST, validate_default=True)] = 8
     """Held out: the last of the prompts, never trained on."""
     evaluation_tokens: Count = 32
     """Tokens decoded for each of them."""

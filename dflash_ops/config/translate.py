@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from dflash_ops.config.base import SECTIONS, Model
@@ -93,7 +94,8 @@ def _told(details: list[ErrorDetails], path: KeyPath, model: Section, data: obje
         names = [str(detail["loc"][-1]) for detail in details]
         keys = ", ".join(f"'{name}'" for name in names)
         return document.problem(path, f"{keys} {'are' if len(names) > 1 else 'is'} required{_within(path)}")
-    words = list(dict.fromkeys(filter(None, (_expected(detail) for detail in details))))
+    limits = _range(model, path)
+    words = list(dict.fromkeys(filter(None, (_expected(detail, limits) for detail in details))))
     place, given = dotted(path), _at(data, path)
     if first["loc"][-1] == "[key]":
         place, given = f"a key of {dotted(path[:-1])}", path[-1]
@@ -111,14 +113,14 @@ def _told(details: list[ErrorDetails], path: KeyPath, model: Section, data: obje
     return document.problem(path, message, hint)
 
 
-def _expected(detail: ErrorDetails) -> str:
+def _expected(detail: ErrorDetails, limits: str) -> str:
     kind = detail["type"]
     context = detail.get("ctx", {})
     if kind in _KINDS:
         return _KINDS[kind]
     if kind in _LIMITS:
         words, key = _LIMITS[kind]
-        return f"{words} {context[key]:g}"
+        return limits or f"{words} {_number(context[key])}"
     if kind == "literal_error":
         return str(context["expected"])
     if kind == "finite_number":
@@ -130,6 +132,39 @@ def _expected(detail: ErrorDetails) -> str:
     if kind == "value_error" and str(context["error"]).startswith("must be "):
         return str(context["error"]).removeprefix("must be ")
     return ""
+
+
+def _range(model: Section, path: KeyPath) -> str:
+    """`from 1 to 1000000000`: of what may stand at `path`; empty where it is not bounded on both sides."""
+    keys = [key for key in path if not isinstance(key, int)]
+    section = _section_at(model, tuple(keys[:-1])) or _entry_at(model, tuple(keys[:-1]))
+    field = section.model_fields.get(str(keys[-1])) if section and keys else None
+    found = {} if field is None else _bounds(field.metadata) | _bounds_in(field.annotation)
+    low, high = found.get("ge", found.get("gt")), found.get("le", found.get("lt"))
+    if low is None or high is None:
+        return ""
+    if "ge" in found and "le" in found:
+        return f"from {_number(low)} to {_number(high)}"
+    above, below = ("at least" if "ge" in found else "greater than"), ("at most" if "le" in found else "less than")
+    return f"{above} {_number(low)} and {below} {_number(high)}"
+
+
+def _bounds_in(annotation: object) -> dict[str, Any]:
+    """Of the numbers in a type, however deep."""
+    found: dict[str, Any] = {}
+    for inner in getattr(annotation, "__metadata__", ()):
+        found |= _bounds(inner.metadata if isinstance(inner, FieldInfo) else [inner])
+    for inner in typing.get_args(annotation):
+        found |= _bounds_in(inner)
+    return found
+
+
+def _bounds(metadata: list[Any]) -> dict[str, Any]:
+    return {name: getattr(one, name) for one in metadata for name in ("ge", "gt", "le", "lt") if hasattr(one, name)}
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _hint(details: list[ErrorDetails], given: object) -> str:

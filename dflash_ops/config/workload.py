@@ -7,18 +7,19 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dflash_ops.config.base import TEXT, Matches, Model
+from dflash_ops.limits import LONGEST_S, MOST
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
 Dtype = Literal["float32", "bfloat16"]
 Device = Annotated[str, Matches(r"cpu|cuda:[0-9]+", "'cpu' or 'cuda:N'")]
 GpuUuid = Annotated[str, Matches(r"(GPU|MIG)-[0-9A-Za-z/-]+", "a UUID as `nvidia-smi -L` prints it")]
-Index = Annotated[int, Field(ge=0)]
+Index = Annotated[int, Field(ge=0, le=MOST)]
 # strict refuses a list where a tuple is meant; the items stay strict
 Devices = Annotated[tuple[Device, ...], Field(strict=False, min_length=1)]
 Gpus = Annotated[tuple[Index | GpuUuid, ...], Field(strict=False, min_length=1)]
 Layers = Annotated[tuple[Index, ...], Field(strict=False, min_length=1)]
 LayerTypes = Annotated[tuple[Literal["full_attention", "sliding_attention"], ...], Field(strict=False, min_length=1)]
-Buckets = Annotated[tuple[Annotated[int, Field(ge=2)], ...], Field(strict=False, min_length=1)]
+Buckets = Annotated[tuple[Annotated[int, Field(ge=2, le=MOST)], ...], Field(strict=False, min_length=1)]
 
 
 class Workload(Model):
@@ -50,7 +51,7 @@ class Workload(Model):
         "reduce-overhead"
     )
     """How the drafter step is compiled; auto: the fastest right one that `tune` measured on these GPUs."""
-    block_size: Annotated[int, Field(ge=2)] = 16
+    block_size: Annotated[int, Field(ge=2, le=MOST)] = 16
     """Anchor + masks, in tokens."""
     anchors: Count = 512
     """Anchor slots a sequence; unused ones are masked, so shapes stay static."""
@@ -68,7 +69,7 @@ class Workload(Model):
     """The drafter's FFN width; null: the target's."""
     layer_types: Literal["auto"] | LayerTypes = "auto"
     """One full_attention or sliding_attention for each draft layer; auto: with a window all slide but the last."""
-    sliding_window: Annotated[int, Field(ge=2)] | None = None
+    sliding_window: Annotated[int, Field(ge=2, le=MOST)] | None = None
     """Positions that a sliding layer sees, a block at least; null: no sliding layers."""
     sliding_window_origin: Literal["query", "anchor"] = "query"
     """Where a window ends: at each query (as engines serve it), or at the block's anchor (as speculators trains)."""
@@ -82,7 +83,7 @@ class Workload(Model):
     """Optimiser steps that the gate compares."""
     rehearsal_steps: Count = 3
     """Steps of the run's own entry point in the canary."""
-    canary_timeout_s: Count = 600
+    canary_timeout_s: Annotated[int, Field(ge=1, le=LONGEST_S)] = 600
     """The watchdog of the canary, and of each strategy that is tuned, in seconds."""
     throughput_check: bool = True
     """Compare the canary's step time with this GPU's history; false where canaries run side by side."""

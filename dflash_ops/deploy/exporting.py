@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_ops.agent.arguments import RUN_NAME
 from dflash_ops.config import bundled
+from dflash_ops.deploy.naming import refuse_no_run
 from dflash_ops.deploy.scratch import scratch_folder
 from dflash_ops.errors import ExitCode, OpsError
 from dflash_ops.files import write_json
@@ -38,8 +38,8 @@ def find_source(runs: Path, run: str | None, step: int | None) -> Source:
 
     Raises OpsError (exit 2).
     """
-    if run is not None and not RUN_NAME.fullmatch(run):
-        raise _refused(f"{run!r} is no name of a run", str(runs))
+    if run is not None:
+        refuse_no_run(run, (path.name for path in runs.glob("*")))
     # names sort by time
     names = [run] if run is not None else sorted((path.name for path in runs.glob("*")), reverse=True)
     for name in names:

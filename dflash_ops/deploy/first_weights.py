@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dflash_ops.agent.arguments import RUN_NAME
 from dflash_ops.config import Asset, Playbook
 from dflash_ops.config.asset import PREFIX
 from dflash_ops.deploy.events import Events
+from dflash_ops.deploy.naming import is_run_name
 from dflash_ops.deploy.scratch import scratch_folder
 from dflash_ops.errors import ExitCode, OpsError
+from dflash_ops.limits import MOST
 from dflash_ops.transport import Conversation
 from dflash_ops.transport.messages import nonsense
 
@@ -53,7 +54,7 @@ def parsed(text: str) -> OnHost | Here:
     if os.path.isdir(folder):  # noqa: PTH112 -- Path.is_dir raises for a name that is too long
         return _here(folder)
     run, colon, step = text.partition(":")
-    if not RUN_NAME.fullmatch(run) or bool(colon) != step.isdecimal():
+    if not is_run_name(run) or bool(colon) != (step.isdecimal() and len(step) <= len(str(MOST))):
         raise _refused(f"{text!r} is no folder here, and no RUN or RUN:STEP either")
     return OnHost(run, int(step) if colon else None)
 

@@ -6,23 +6,13 @@ from typing import TYPE_CHECKING
 
 from dflash_ops.config import Host, Playbook
 from dflash_ops.deploy.amounts import number
-from dflash_ops.deploy.naming import HOW, may_name
-from dflash_ops.errors import ExitCode, OpsError
 
 if TYPE_CHECKING:
     from dflash_ops.deploy.deploying import Choices
 
 
 def plan(host: Host, playbook: Playbook, choices: Choices) -> list[dict[str, str]]:
-    """One `{"stage", "what"}` for each stage. Raises OpsError (exit 2) where no release can be called as asked."""
-    if choices.release is not None and not may_name(choices.release):
-        raise OpsError(
-            f"{choices.release!r} is no name of a release",
-            exit_code=ExitCode.USAGE,
-            kind="unknown_release",
-            where="--release",
-            fix=HOW,
-        )
+    """One `{"stage", "what"}` for each stage."""
     trainer, workload, training = playbook.trainer, playbook.workload, playbook.training
     patches = f", then {number(len(trainer.patches), 'patch', 'patches')}" if trainer.patches else ""
     way = {

@@ -155,7 +155,7 @@ def test_several_hosts_in_a_file_have_their_own_lines() -> None:
             "transport: ssh\nssh: {address: me@box}\n",
             '2: ssh.address must be a host name, an address or an alias of ssh_config, nothing else, not "me@box"',
         ),
-        ("transport: ssh\nssh: {address: x, port: 0}\n", "2: ssh.port must be at least 1, not 0"),
+        ("transport: ssh\nssh: {address: x, port: 0}\n", "2: ssh.port must be from 1 to 65535, not 0"),
         (
             "transport: ssh\nssh: {address: x, fingerprint: SHA256:abc}\n",
             "2: ssh.fingerprint must be like 'SHA256:' and 43 characters of base64, not \"SHA256:abc\"",

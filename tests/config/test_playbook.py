@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_ops.config import ConfigError, Playbook, bundled, load_playbook
+from dflash_ops.config.schema import host_schema, playbook_schema
 from dflash_ops.config.training import Training
 from dflash_ops.config.workload import Workload
 
@@ -65,7 +66,7 @@ runn: {}
         "did you mean 'bfloat16'?",
         'playbooks/train.yaml:7: workload.mask_token must be text or a whole number, not ["a"]; '
         "put it in quotes if text is meant",
-        "playbooks/train.yaml:9: training.steps must be at least 1, not 0",
+        "playbooks/train.yaml:9: training.steps must be from 1 to 1000000000, not 0",
         "playbooks/train.yaml:10: unknown key 'learning_rat' in training; did you mean 'learning_rate'?",
         "playbooks/train.yaml:11: unknown key 'runn'; did you mean 'run'?",
     ]
@@ -90,9 +91,13 @@ runn: {}
         ("workload.target_devices: [gpu]", "workload.target_devices[0] must be 'cpu' or 'cuda:N', not \"gpu\""),
         ("workload.target: 7", "workload.target must be text, not 7; put it in quotes if text is meant"),
         ("training.betas: [0.9]", "training.betas has too few entries: [0.9]"),
-        ("training.betas: [0.9, 1.0]", "training.betas[1] must be less than 1, not 1.0"),
+        ("training.betas: [0.9, 1.0]", "training.betas[1] must be at least 0 and less than 1, not 1.0"),
         ("training.learning_rate: .inf", "training.learning_rate must be a finite number, not Infinity"),
-        ("training.learning_rate: 0", "training.learning_rate must be greater than 0, not 0"),
+        ("training.learning_rate: 0", "training.learning_rate must be greater than 0 and at most 1, not 0"),
+        (f"training.log_every: {'9' * 23}", f"training.log_every must be from 1 to 1000000000, not {'9' * 23}"),
+        (f"training.seed: {'9' * 23}", f"training.seed must be at least 0 and less than {2**63}, not {'9' * 23}"),
+        ("training.clip: 1e300", "training.clip must be greater than 0 and at most 1000000000, not 1e+300"),
+        ("run.stall_s: 1000000000", "run.stall_s must be from 0 to 315360000, not 1000000000"),
         ("run.grace_s: 1.5", "run.grace_s must be a whole number, not 1.5"),
         ("trainer.module: a-b", 'trainer.module must be a Python module\'s dotted name, not "a-b"'),
         (
@@ -159,8 +164,8 @@ def test_a_wrong_set_names_the_option(given: str, told: str) -> None:
 def test_set_problems_and_file_problems_keep_their_places() -> None:
     name = write(SMALL.replace("steps: 5", "steps: 5\n  seed: -1"))
     assert refused(name, "steps=0") == [
-        "--set steps=0: training.steps must be at least 1, not 0",
-        "p.yaml:7: training.seed must be at least 0, not -1",
+        "--set steps=0: training.steps must be from 1 to 1000000000, not 0",
+        "p.yaml:7: training.seed must be at least 0 and less than 9223372036854775808, not -1",
     ]
 
 
@@ -252,3 +257,24 @@ def test_problems_of_assets_are_told_at_their_line() -> None:
 def test_the_names_of_assets_are_no_settings() -> None:
     text = SMALL + "assets: {model: {path: /x}}\n"
     assert refused(write(text), "path=/y") == ["--set path=/y: unknown key 'path'; did you mean 'patches'?"]
+
+
+def test_every_number_of_a_playbook_has_both_limits() -> None:
+    """A slip of the finger is told here; in `chat_template_kwargs` stands whatever the template takes."""
+    open_ended = []
+
+    def look(part: object, place: str) -> None:
+        if isinstance(part, dict):
+            kind = part.get("type")
+            low, high = {"minimum", "exclusiveMinimum"} & part.keys(), {"maximum", "exclusiveMaximum"} & part.keys()
+            if kind in ("integer", "number") and "const" not in part and not (low and high):
+                open_ended.append(place)
+            for key, inner in part.items():
+                look(inner, f"{place}.{key}")
+        elif isinstance(part, list):
+            for inner in part:
+                look(inner, place)
+
+    for made in (playbook_schema(), host_schema()):
+        look(made, "")
+    assert [place for place in open_ended if "chat_template_kwargs" not in place] == []

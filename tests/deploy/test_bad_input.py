@@ -46,6 +46,65 @@ def test_a_reason_is_one_line_of_text(desk: Desk) -> None:
     assert desk.run("runs").result["runs"] == []
 
 
+def test_what_can_be_no_name_of_a_run_is_refused_before_the_host_is_reached(desk: Desk) -> None:
+    run = desk.deploy().result["run"]
+    # nobody listens there: whoever asks it ends with 4
+    desk.write_host("away", "transport: ssh\nssh:\n  address: 127.0.0.1\n  port: 1\n")
+    words = [[command, "--"] for command in ("status", "wait", "stop", "tail-logs", "collect", "resume")]
+    words += [["export", "--out", "x", "--"], ["deploy", "--init-from"], ["deploy", "--release"]]
+    for bad in ("no name", "-x-" * 2000, os.fsdecode(b"x\xa0"), "", f"runs/{run}/", f" {run}", f"{run[:-1]}?"):
+        for word in words:
+            host = [] if word[0] == "export" else ["--host", "away"]
+            done = desk.type(word[0], *host, "--json", *word[1:], bad)
+            assert (done.code, done.error["exit"]) == (2, 2), (word, bad, done.out)
+            if word[0] == "deploy":
+                assert done.error["where"] == word[-1]
+            elif run[:-1] in bad:
+                assert done.error["fix"] == f"did you mean '{run}'?", (word, bad)
+    assert desk.type("status", "--host", "away", run).code == 4
+
+
+def test_a_name_in_an_error_is_one_printable_line(desk: Desk) -> None:
+    name = "x\ny\x1b[31m\u202e"
+    shown = "x\\ny\\x1b[31m\\u202e"
+    for words in (
+        ["status", "--host", name],
+        ["status", "--host", "box", name],
+        ["deploy", "--host", "box", "--playbook", name],
+        ["deploy", "--host", "box", "--playbook", f"{name}.yaml"],
+        ["deploy", "--host", "box", "--set", f"{name}=1"],
+        ["status", "--inventory", name],
+        ["status", f"--{name}"],
+        [name],
+    ):
+        done = desk.type(*words)
+        assert (done.code, done.out) == (2, "")
+        lines = [line for line in done.err.splitlines() if shown in line]
+        assert lines and all(line.startswith(("error", "Error")) for line in lines), done.err
+        assert "".join(done.err.split("\n")).isprintable(), done.err
+    desk.environment["DFLASH_OPS_HOST"] = name
+    assert shown in desk.run("status", host=False).error["what"]
+
+
+def test_an_absurd_number_is_one_error_with_the_range(desk: Desk) -> None:
+    for words in (
+        ["stop", "--grace", "1e20"],
+        ["stop", "--grace", "1" * 5000],
+        ["wait", "--timeout", "inf"],
+        ["wait", "--timeout", "nan"],
+        ["wait", "--timeout", "1" * 23],
+        ["wait", "--timeout", "-1"],
+        ["tail-logs", "-n", "1" * 23],
+        ["prune", "--keep-runs", "1" * 23],
+        ["deploy", "--restart", "101"],
+        ["export", "--out", "x", "--step", "1" * 23],
+    ):
+        done = desk.type(*words, "--json")
+        assert done.code == 2
+        assert "a whole number from 0 to" in done.error["what"] and len(done.error["what"]) < 200, done.error
+    assert desk.deploy("--init-from", f"x:{'1' * 5000}").code == 2
+
+
 def test_a_name_that_is_no_text_leaves_the_ledger(desk: Desk) -> None:
     assert desk.deploy().code == 0
     assert desk.run("status", os.fsdecode(b"x\xa0")).code == 2
