@@ -140,12 +140,15 @@ class Conversation:
         self._send(head_of_data(stream, len(data)), data)
 
     def answer(self, result: Any) -> None:
-        self._send_json({"id": self._request, "ok": True, "result": result})
+        request, self._request = self._request, None
+        self._send_json({"id": request, "ok": True, "result": result})
 
     def refuse(self, error: AgentError) -> None:
-        if isinstance(self._request, int):
-            self._failed.add(self._request)
-        self._send_json({"id": self._request, "ok": False, "error": error.to_json()})
+        """Of the request that is at work; between two of them it is of the conversation (`id` null)."""
+        request, self._request = self._request, None
+        if isinstance(request, int):
+            self._failed.add(request)
+        self._send_json({"id": request, "ok": False, "error": error.to_json()})
 
     def _send_json(self, value: Dict[str, Any]) -> None:
         self._send(encode_frame(JSON, json.dumps(self._masks.value(value)).encode()))

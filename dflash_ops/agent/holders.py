@@ -10,7 +10,7 @@ from .arguments import Arguments
 from .conversation import Conversation
 from .devices import inventory
 from .leases import leases
-from .lock import Owner, holder
+from .lock import Owner, holder, taken_from
 from .occupied import occupied
 from .orphans import clear_orphans
 
@@ -31,6 +31,14 @@ def op_holders(conversation: Conversation, _: Arguments) -> Dict[str, Any]:
         "leases": [lease.to_json() for lease in held],
         "occupied": occupied(work, inventory(), devices),
     }
+
+
+def op_lock_fate(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
+    """What became of a lock that was held in a conversation which broke: `held` by it still, or `taken` by whom."""
+    work, token = conversation.work, args.text("token")
+    owner = holder(work)
+    held = owner is not None and owner.token == token and owner.agent_lives is not False
+    return {"held": held, "taken": taken_from(work, token)}
 
 
 def op_unlock(conversation: Conversation, args: Arguments) -> Dict[str, Any]:

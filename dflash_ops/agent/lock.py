@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Optional
 
 from .errors import AgentError, ExitCode
-from .files import atomic_write, exclusive, read_json
+from .files import atomic_write, exclusive, read_json, write_json
 from .frames import MISSED_BEATS
 from .processes import ProcessId, boot_id, boottime_s
 from .workdir import WorkDir
@@ -104,11 +104,23 @@ def holder(work: WorkDir) -> Optional[Owner]:
     return _read(work.lock)
 
 
+def taken_from(work: WorkDir, token: str) -> Optional[Dict[str, Any]]:
+    """`{"owner", "command", "since"}` of who took the lock that had this token; None where nobody did, or it was long
+    ago."""
+    last = read_json(work.lock_taken) or {}
+    if last.get("from") != token:
+        return None
+    return {name: last.get(name) for name in ("owner", "command", "since")}
+
+
+def utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
 def _locked(owner: Owner) -> AgentError:
-    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(owner.since))
     return AgentError(
         "locked",
-        f"{owner.owner} holds this host with `{owner.command}` since {since}",
+        f"{owner.owner} holds this host with `{owner.command}` since {utc(owner.since)}",
         "lock of the host",
         "wait until it ends (a lock whose client is gone frees itself), or see what it does: dflash-ops unlock",
         ExitCode.LOCKED,
@@ -150,8 +162,20 @@ class Lock:
         self._held = True
         threading.Thread(target=self._keep, args=(mine, lost), daemon=True, name="lock").start()
         former = None if present is None or present.token == self._token else present
+        if former is not None:
+            self._keep_taking(former, mine)
         self._note("lock", owner=owner, command=command, taken_from=None if former is None else former.owner)
         return former
+
+    @property
+    def token(self) -> str:
+        return self._token
+
+    def _keep_taking(self, former: Owner, mine: Owner) -> None:
+        told = {"v": 1, "from": former.token, "owner": mine.owner, "command": mine.command, "since": mine.since}
+        # a full disk must not keep the lock held
+        with contextlib.suppress(OSError):
+            write_json(self._work.lock_taken, told, durable=False)
 
     def is_mine(self, owner: Owner) -> bool:
         return owner.token == self._token
@@ -202,4 +226,4 @@ class Lock:
         elif present.token == self._token:
             lost("the disk is full, so that the lock could not be kept alive")
         else:
-            lost(f"{present.owner} took the lock over with `{present.command}`")
+            lost(f"{present.owner} took the lock over with `{present.command}` at {utc(present.since)}")

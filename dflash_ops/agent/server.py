@@ -27,7 +27,7 @@ _WAYS_OUT = ("lock", "pin", "prune", "stop")
 
 def op_lock(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     conversation.take_lock(args.text("owner"), args.text("command"))
-    return {}
+    return {"token": conversation.lock.token}
 
 
 def op_free_lock(conversation: Conversation, _: Arguments) -> Dict[str, Any]:
@@ -42,6 +42,7 @@ OPERATIONS: Dict[str, str] = {
     "probe": "probe",
     "lock": "server",
     "unlock": "holders",
+    "lock_fate": "holders",
     "holders": "holders",
     "free_lock": "server",
     "archive_begin": "releases",

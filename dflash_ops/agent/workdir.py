@@ -69,6 +69,11 @@ class WorkDir:
         return self.root / "lock"
 
     @property
+    def lock_taken(self) -> Path:
+        """The last time that the lock was taken from somebody: whose it was, and who took it."""
+        return self.root / "lock-taken.json"
+
+    @property
     def guard(self) -> Path:
         """The file whose kernel lock makes short decisions (who gets the lock, the GPUs) one at a time."""
         return self.root / ".guard"

@@ -17,6 +17,7 @@ from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.first_weights import OnHost, on_the_host
 from dflash_ops.deploy.follow import follow
 from dflash_ops.deploy.homecoming import bring_home
+from dflash_ops.deploy.lost_lock import LOST, telling_a_lost_lock
 from dflash_ops.deploy.probation import probation
 from dflash_ops.deploy.reconnect import conversing
 from dflash_ops.deploy.records import create_record, new_run_id, record_of
@@ -99,8 +100,9 @@ def launch(
     except TransportError as error:
         error.fix = f"it may have been launched: `dflash-ops status {run}`"
         raise
-    except OpsError:
-        outcome.run = None
+    except OpsError as error:
+        if error.kind != LOST:
+            outcome.run = None
         raise
     if not choices.detach or policy["probation_steps"]:
         stages.free_lock()
@@ -149,7 +151,10 @@ def staged(session: Session, playbook: Playbook, choices: Choices, outcome: Outc
             stages.environment()
             return stages
 
-        with conversing(session, begin_there, then=then, give_up_s=LINK_PATIENCE_S) as (_, stages):
+        with (
+            conversing(session, begin_there, then=then, give_up_s=LINK_PATIENCE_S) as (_, stages),
+            telling_a_lost_lock(stages, outcome),
+        ):
             outcome.release = stages.release
             yield stages
         return
@@ -169,7 +174,10 @@ def staged(session: Session, playbook: Playbook, choices: Choices, outcome: Outc
             stages.environment()
             return stages
 
-        with conversing(session, begin, then=then, give_up_s=LINK_PATIENCE_S) as (_, stages):
+        with (
+            conversing(session, begin, then=then, give_up_s=LINK_PATIENCE_S) as (_, stages),
+            telling_a_lost_lock(stages, outcome),
+        ):
             yield stages
 
 

@@ -15,6 +15,7 @@ from dflash_ops.config.translate import validated
 from dflash_ops.deploy.building import built, checked
 from dflash_ops.deploy.deploying import Choices, Outcome, launch, proven, see_to_the_end
 from dflash_ops.deploy.events import Events
+from dflash_ops.deploy.lost_lock import telling_a_lost_lock
 from dflash_ops.deploy.preparing import begin
 from dflash_ops.deploy.session import Session
 from dflash_ops.deploy.stages import SECONDS_PER_HOUR, Stages
@@ -177,12 +178,13 @@ def resume(session: Session, wish: Wish, events: Events, choices: Choices, outco
             else:
                 stages.stage(release)
                 stages.environment()
-            if point.trains:
-                with proven(stages, choices, outcome, "resume") as (run, folder):
-                    launch(stages, run, choices, outcome, policy=policy)
-                preparing = None
-            else:
-                preparing = begin(stages, policy, choices, outcome)
+            preparing = None
+            with telling_a_lost_lock(stages, outcome):
+                if point.trains:
+                    with proven(stages, choices, outcome, "resume") as (run, folder):
+                        launch(stages, run, choices, outcome, policy=policy)
+                else:
+                    preparing = begin(stages, policy, choices, outcome)
     if point.trains:
         see_to_the_end(session, run, folder, choices, outcome, policy=policy)
     elif preparing is not None:

@@ -40,6 +40,7 @@ class Stages:
     def __post_init__(self) -> None:
         self.prepared: str | None = None
         self.release = ""
+        self.lock_token: str | None = None
         self.manifest: dict[str, Any] | None = None
         """Of a release that was built here."""
         self.python = self.session.python
@@ -61,7 +62,7 @@ class Stages:
     def lock(self, command: str) -> None:
         """Raises OpsError (exit 9) that names the holder."""
         known = self.facts
-        self.conversation.request("lock", _lock_arguments(command))
+        self.lock_token = self.conversation.request("lock", _lock_arguments(command)).get("token")
         self.events.emit("connected", host=self._where, hostname=known.hostname, workdir=known.workdir)
 
     def ask_ahead(self, release: Release, command: str, *, free: bool, verdict: bool) -> None:

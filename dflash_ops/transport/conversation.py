@@ -291,7 +291,22 @@ class Conversation:
             with self._write_lock:
                 self._channel.write(frame)
         except TransportError as error:
-            raise self._silence if self._dead else error from None
+            raise self._last_words(self._silence if self._dead else error) from None
+
+    def _last_words(self, error: TransportError) -> OpsError:
+        """Why the agent went, where it has told; else `error`."""
+        if not self.started:
+            return error
+        try:
+            while True:
+                frame = self._next_frame()
+                message = {} if frame.kind == DATA else parse_message(frame.payload, self._host)
+                number = message.get("id")
+                if "error" in message and (number is None or any(one.number == number for one in self._asked)):
+                    return OpsError.from_agent(message["error"], self._host)
+        except TransportError:
+            # it had nothing more to say
+            return error
 
     def _open(self, workdir: str) -> Channel:
         agent, digest = agent_bundle()
