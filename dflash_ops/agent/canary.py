@@ -43,14 +43,14 @@ def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     out = folder / "out"
     about = {"canary": name, "release": job.digest, "binding": binding.digest, "devices": binding.devices}
     with leased(work, folder, "canary", job.devices.names, job.playbook):
-        # from here until the canary has decided there is no verdict: not after a kill, nor after a reboot
-        store.withdraw(binding)
+        store.begin(binding)
         out.mkdir(mode=0o700)
         work.record("canary_start", **about, playbook=job.playbook, shared_gpus=shared)
         ending = run_verb(conversation, job, "canary", name=name, folder=folder, out=out, timeout_s=timeout_s)
 
     if ending.code == REFUSED and not ending.deadline:
         # no verdict: nothing was proven of the workload, and what was refused may be none of it (its data, say)
+        store.withdraw(binding)
         work.record("canary_end", **about, outcome=KIND)
         _prune(work, folder)
         lines = tail_lines(folder / "log")

@@ -40,6 +40,8 @@ def decide(store: VerdictStore, binding: Binding, max_age_s: float) -> Decision:
 
 
 def _why_none(store: VerdictStore, binding: Binding) -> str:
+    if store.is_undecided(binding):
+        return "the last canary of this was begun and never decided (interrupted, killed, or a reboot)"
     near = store.nearest(binding)
     if near is None:
         return "no canary has passed on this host"

@@ -11,6 +11,7 @@ from .conversation import Conversation
 from .devices import inventory, resolve
 from .errors import AgentError, ExitCode
 from .files import open_regular
+from .lock import utc
 from .releases import damage, linked, make_current
 from .verdicts import Outcome, Verdict, VerdictStore
 from .workdir import WorkDir
@@ -28,7 +29,8 @@ def op_rollback(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     conversation.lock.refuse_if_taken()
     devices = resolve(args.table("workload"), inventory()).names
     before = linked(work.root / "current")
-    verdicts = VerdictStore.of(work).all()
+    store = VerdictStore.of(work)
+    verdicts = store.all()
     passed_over: List[Dict[str, str]] = []
     for release in _earlier(work, before):
         why = _why_not(work, release, _last_on(verdicts, release, devices))
@@ -36,13 +38,17 @@ def op_rollback(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
             make_current(work, release)
             work.record("rollback", release=release, previous=before, devices=devices)
             return {"current": release, "previous": before, "devices": devices, "passed_over": passed_over}
+        began = store.undecided_on(release, devices)
+        if began is not None:
+            ask = f"`dflash-ops deploy --release {release[:12]}`"
+            why += f"; one that began at {utc(began)} never decided: ask it anew with {ask}"
         passed_over.append({"release": release, "why": why})
     reasons = "; ".join(f"{one['release'][:12]}: {one['why']}" for one in passed_over)
     raise AgentError(
         "no_release",
         f"there is no release to go back to for {', '.join(devices)}" + (f" ({reasons})" if reasons else ""),
         "releases of the host",
-        "deploy a good tree: dflash-ops deploy",
+        "deploy a good tree (`dflash-ops deploy`), or prove one of these (`dflash-ops deploy --release DIGEST`)",
         ExitCode.USAGE,
         passed_over,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -199,7 +200,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class VerdictStore:
-    """verdicts/<binding digest>.json: the last verdict for each binding."""
+    """verdicts/<binding digest>.json: the last verdict for each binding; beside it `.begun` while its canary runs.
+
+    A canary that was begun and never decided leaves its `.begun`: the gate sees no verdict then, since somebody doubted
+    the old one, and nobody knows what the new one would have been. The old one stays for what launches nothing.
+    """
 
     folder: Path
 
@@ -210,14 +215,36 @@ class VerdictStore:
     def _path(self, digest: str) -> Path:
         return self.folder / f"{digest}.json"
 
+    def _begun(self, digest: str) -> Path:
+        return self.folder / f"{digest}.begun"
+
+    def begin(self, binding: Binding) -> None:
+        """From here until `put` or `withdraw` there is no verdict for this binding: not after a kill, nor a reboot."""
+        about = {"release": binding.release, "devices": binding.devices}
+        write_json(self._begun(binding.digest), {"v": 1, "time": time.time(), **about})
+
     def put(self, verdict: Verdict) -> None:
         write_json(self._path(verdict.digest), verdict.to_json())
+        self._begun(verdict.digest).unlink(missing_ok=True)
 
     def withdraw(self, binding: Binding) -> None:
         self._path(binding.digest).unlink(missing_ok=True)
+        self._begun(binding.digest).unlink(missing_ok=True)
 
     def last(self, binding: Binding) -> Optional[Verdict]:
+        if self.is_undecided(binding):
+            return None
         return self._load(self._path(binding.digest), asdict(binding))
+
+    def is_undecided(self, binding: Binding) -> bool:
+        """Whether its canary was begun and has not decided."""
+        return os.path.lexists(self._begun(binding.digest))
+
+    def undecided_on(self, release: str, devices: List[str]) -> Optional[float]:
+        """When (Unix time) the last canary of this release on exactly these devices began that has not decided."""
+        found = [value for path in self.folder.glob("*.begun") for value in [read_json(path)] if value is not None]
+        times = [one.get("time") for one in found if one.get("release") == release and one.get("devices") == devices]
+        return max((float(one) for one in times if isinstance(one, (int, float))), default=None)
 
     def all(self) -> List[Verdict]:
         """Newest first."""

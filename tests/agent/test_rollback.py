@@ -111,3 +111,40 @@ def test_not_while_another_deploys(agent: Agent, work: Path) -> None:
         with pytest.raises(AgentFailed) as caught:
             back(agent)
         assert caught.value.kind == "locked"
+
+
+def interrupted_canary(work: Path, release: Packed) -> None:
+    """Killed with its agent's client, while it ran."""
+    with Agent(work) as another:
+        arguments = job(release, hang=True)
+        arguments["settings"]["workload"] = {**CPU, "threads": 2}
+        another.ask("canary", timeout_s=600, **arguments)
+        while b"line 3" not in another.frame()[1]:
+            pass
+
+
+def test_an_interrupted_canary_shuts_the_gate_and_keeps_the_verdict_to_go_back_to(agent: Agent, work: Path) -> None:
+    good, unjudged, latest = (build(number) for number in range(3))
+    deployed(agent, good, evidence="pass")
+    deployed(agent, unjudged)
+    deployed(agent, latest, evidence="pass")
+    for release in (good, unjudged):
+        interrupted_canary(work, release)
+    arguments = job(good)
+    arguments["settings"]["workload"] = {**CPU, "threads": 2}
+    told = agent.call("verdict", **arguments).result
+    assert (told["verdict"], told["holds"]) == (None, False)
+    assert "begun and never decided" in told["why"]
+    with pytest.raises(AgentFailed) as caught:
+        agent.call("launch", run="early", **arguments)
+    assert (caught.value.kind, caught.value.exit) == ("gate", 7)
+    done = back(agent)
+    assert done["current"] == good.digest
+    (passed_over,) = done["passed_over"]
+    assert passed_over["release"] == unjudged.digest
+    assert "no canary has decided" in passed_over["why"] and "never decided: ask it anew" in passed_over["why"]
+    assert f"--release {unjudged.digest[:12]}" in passed_over["why"]
+    # the next one decides
+    deployed(agent, good, evidence="pass")
+    assert agent.call("verdict", **arguments).result["holds"]
+    assert agent.call("launch", run="proven", **arguments).result["run"] == "proven"
