@@ -79,6 +79,10 @@ class ThreadExchange:
         self._meet()
         return [sum(column) for column in zip(*slots, strict=True)]
 
+    def _dealt(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        whole = merged(gradients)
+        return whole[0].chunk(self._replicas) if len(whole) == 1 else whole
+
     def gradients(self, worker: int, gradients: Sequence[Tensor]) -> None:
         """See `Exchange`."""
         if self._replicas == 1:
@@ -87,11 +91,11 @@ class ThreadExchange:
         self._posted[worker] = _record(_cuda_devices(gradients[:1]))
         self._meet()
         self._all_are_there(worker)
-        replicas = self._gradients
+        replicas = [self._dealt(each) for each in self._gradients]
         devices = _cuda_devices([each[0] for each in replicas])
         _wait(devices, self._posted)
         with torch.no_grad():
-            for index in range(worker, len(gradients), self._replicas):
+            for index in range(worker, len(replicas[0]), self._replicas):
                 total = replicas[0][index]
                 for other in replicas[1:]:
                     total.add_(other[index].to(total.device, non_blocking=True))
@@ -100,6 +104,12 @@ class ThreadExchange:
         self._summed[worker] = _record(devices)
         self._meet()
         _wait(_cuda_devices(gradients[:1]), self._summed)
+
+
+def merged(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The one tensor that they are views of, if there is one: the fewer the calls, the less a small sum costs."""
+    whole = gradients[0]._base
+    return [whole] if whole is not None and all(each._base is whole for each in gradients) else gradients
 
 
 def _cuda_devices(tensors: Sequence[Tensor]) -> list[torch.device]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.cuda import nccl
 
 from trainer.abort import Abort
-from trainer.exchange import Exchange, ThreadExchange
+from trainer.exchange import Exchange, ThreadExchange, merged
 
 
 def exchange_between(
@@ -75,7 +75,7 @@ class NcclExchange(ThreadExchange):
             self._meet()
         if worker == self._leaders[0]:
             streams = [self._streams[leader] for leader in self._leaders]
-            for same in zip(*(self._gradients[leader] for leader in self._leaders), strict=True):
+            for same in zip(*(merged(self._gradients[leader]) for leader in self._leaders), strict=True):
                 nccl.all_reduce(list(same), streams=streams)
         self._meet()
         if self._shared:

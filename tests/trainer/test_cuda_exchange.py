@@ -19,7 +19,8 @@ pytestmark = pytest.mark.cuda(2)
 
 @pytest.mark.parametrize("per_gpu", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_over_gpus(per_gpu: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_sums_over_gpus(per_gpu: int, dtype: torch.dtype, together: bool) -> None:
     gpus = torch.cuda.device_count()
     devices = [torch.device("cuda", index % gpus) for index in range(per_gpu * gpus)]
     exchange = exchange_between(devices, Abort())
@@ -31,7 +32,10 @@ def test_sums_over_gpus(per_gpu: int, dtype: torch.dtype) -> None:
     def work(index: int) -> list[Any]:
         seen = []
         with own_device(devices[index]):
-            mine = [torch.zeros(size, device=devices[index], dtype=dtype) for _ in range(2)]
+            if together:
+                mine = list(torch.zeros(2 * size, device=devices[index], dtype=dtype).split(size))
+            else:
+                mine = [torch.zeros(size, device=devices[index], dtype=dtype) for _ in range(2)]
             busy = torch.ones(2048, 2048, device=devices[index])
             start.wait()
             for turn in range(turns):

@@ -24,7 +24,7 @@ class BaseStep:
         self._plan = plan
         self._strategy = strategy
         self._definition = plan.definition
-        self._gradients = Gradients(plan.definition.parameters)
+        self._gradients = Gradients(plan.definition.parameters, together=plan.replicas > 1)
         self._buckets = Buckets(plan.name, plan.examples)
         self._pinned = Pinned(plan.definition.module, plan.name)
         self._losses = [

@@ -7,6 +7,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+_TOGETHER_BYTES = 256 << 20
+"""Above, copying all of them at every step takes longer than starting a sum for each."""
+_ALIGNED = 16
+
 
 class Gradients:
     """One tensor for each parameter, the same at every step. A parameter's `.grad` is not used.
@@ -15,11 +19,15 @@ class Gradients:
     once. That makes accumulating over micro-batches right with every kind of graph.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], *, together: bool) -> None:
+        """`together`: where they are not many, as views of one tensor, which an exchange sums in one call."""
         self._parameters = list(parameters)
         self._takes = False
         self._foreign: set[int] = set()
-        self.tensors = [torch.zeros_like(each) for each in parameters]
+        small = sum(each.nbytes for each in parameters) <= _TOGETHER_BYTES
+        alike = len({(each.dtype, each.device) for each in parameters}) == 1
+        self.together = together and small and alike
+        self.tensors = _views(parameters) if self.together else [torch.zeros_like(each) for each in parameters]
 
     def take_captured(self, foreign: Iterable[Tensor]) -> None:
         """From now on what a capture with `first` gives back is the gradients itself: a copy less at every replay.
@@ -64,3 +72,11 @@ class Gradients:
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _views(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Of one tensor of zeros, each shaped like its parameter and beginning at a multiple of 16 elements."""
+    room = [-(-each.numel() // _ALIGNED) * _ALIGNED for each in parameters]
+    first = torch.zeros(sum(room), dtype=parameters[0].dtype, device=parameters[0].device)
+    parts = first.split(room)
+    return [part[: each.numel()].view(each.shape) for part, each in zip(parts, parameters, strict=True)]

@@ -27,7 +27,7 @@ class WholeStep(BaseStep):
         super().__init__(plan, strategy)
         self._alone = plan.replicas == 1
         self._held = [HeldInputs(each, self._definition.prepare) for each in plan.examples]
-        if len(self._held) == 1 and self.rate.device.type == "cuda":
+        if len(self._held) == 1 and self.rate.device.type == "cuda" and not self._gradients.together:
             module = self._definition.module
             self._gradients.take_captured(
                 [*module.parameters(), *module.buffers(), *self._definition.constants, *self._held[0].tensors]
