@@ -2,13 +2,57 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class NoRoom(OSError):  # noqa: N818
+    """A full disk, at `filename`. `needed`: bytes that were to be written there."""
+
+    needed: int | None = None
+
+
+@contextmanager
+def writing(path: Path, needed: int | None = None) -> Iterator[None]:
+    """What cannot be written inside the block is an OSError that names `path`; NoRoom on a full disk."""
+    try:
+        yield
+    except NoRoom:
+        raise
+    except OSError as error:
+        if error.errno in FULL:
+            full = NoRoom(error.errno, error.strerror, str(path))
+            full.needed = needed
+            raise full from error
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def free_bytes(path: Path) -> int | None:
+    """On the disk of `path`, or of what is there of it; None where nobody can say."""
+    for place in (path, *path.absolute().parents):
+        try:
+            return shutil.disk_usage(place).free
+        except OSError:
+            continue
+    return None
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Mode 0600 for what is new; the folder must exist."""
+    """Mode 0600 for what is new; the folder must exist. Raises OSError that names `path`."""
+    with writing(path, len(data)):
+        _write_bytes(path, data)
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:

@@ -19,6 +19,7 @@ from .children import say
 from .errors import AgentError
 from .exits import write_exit
 from .files import atomic_write, open_regular, read_json, write_json
+from .full_disk import free_bytes, full_disk
 from .growth import Growth
 from .joblog import JobLog
 from .masking import Masks
@@ -26,6 +27,7 @@ from .policy import Policy
 from .prepared import INCOMPLETE, REPORT, is_whole
 from .processes import ProcessId, become_subreaper, boot_id, boottime_s, children_of, signal_group
 from .runs import RunFolder, RunState
+from .spare import spend_spare
 from .watch import NON_FINITE, Trouble, Watch
 from .workdir import WorkDir
 
@@ -94,6 +96,7 @@ class Supervisor:
         self._forced = False
         self._next_beat = 0.0
         self._looked = time.monotonic()
+        self._free: Optional[int] = None
 
     def run(self) -> None:
         wake = self._listen()
@@ -119,6 +122,8 @@ class Supervisor:
             self._keep_checkpoints(self._retention.tend)
             self._look_at_disk()
             self._sleep(wake)
+        # before anything is cleared away
+        self._free = free_bytes(self._prepares or self._folder.out)
         self._clear()
         self._drain(wake)
         self._look_once_more()
@@ -352,7 +357,7 @@ class Supervisor:
             trouble = self._keep_report()
         state = end_state(code, number, self._stop_deadline is not None, oom_kills, trouble)
         facts: Dict[str, Any] = {"oom_kill": oom_kills, "forced": self._forced}
-        facts["reason"] = self._refusal(code) if trouble is None and state is RunState.FAILED else None
+        facts["reason"] = self._why(code) if trouble is None and state is RunState.FAILED else None
         if trouble is not None:
             facts["reason"] = trouble.to_json()
         while True:
@@ -361,11 +366,17 @@ class Supervisor:
                 write_exit(self._folder, state, code=code, signal=number, **facts)
                 return
             except OSError as error:
-                # without exit.json the run would count as lost: wait for room
+                # without exit.json the run would count as lost: wait for room, unless some was kept back
                 say(f"exit.json: {error}")
-                time.sleep(_BEAT_S)
+                if not spend_spare(self._folder.root):
+                    time.sleep(_BEAT_S)
 
-    def _refusal(self, code: Optional[int]) -> Optional[Dict[str, str]]:
+    def _why(self, code: Optional[int]) -> Optional[Dict[str, Any]]:
+        """Of a run that failed by itself."""
+        place = self._prepares or self._folder.out
+        return self._refusal(code) or full_disk(place, self._free, self._folder.log.tail())
+
+    def _refusal(self, code: Optional[int]) -> Optional[Dict[str, Any]]:
         from .refusals import REFUSED, Refusal
 
         if code != REFUSED:

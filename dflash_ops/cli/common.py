@@ -18,6 +18,7 @@ from dflash_ops.deploy.events import Event, Events
 from dflash_ops.deploy.ledger import Ledger
 from dflash_ops.deploy.naming import is_run_name, refuse_no_run
 from dflash_ops.errors import ExitCode, OpsError
+from dflash_ops.files import FULL, NoRoom, free_bytes
 from dflash_ops.interrupts import in_the_command, is_hung_up
 
 Function = Callable[..., Any]
@@ -138,7 +139,7 @@ def command_end(function: Callable[..., None]) -> Function:
                 drop_the_output(sys.stderr, sys.stdout)
                 return int(ExitCode.INTERRUPTED)
             # with `--json`, standard output itself is what cannot be written
-            told = _workstation_error(error)
+            told = _workstation_error(error, None)
             sys.stderr.write(f"error    {told}\n")
             code = told.exit_code
             drop_the_output(sys.stdout)
@@ -162,7 +163,7 @@ def _code_of(body: Callable[[], None], events: Events, result: dict[str, Any], d
     except BrokenPipeError:
         raise
     except OSError as error:
-        return say(events, _workstation_error(error), debug)
+        return say(events, _workstation_error(error, result.get("run")), debug)
     except Exception as error:
         return say(events, _bug(error), debug)
     return ExitCode.DONE
@@ -187,15 +188,39 @@ def _interrupted(command: str | None, run: str | None) -> str:
     return "interrupted: type it again to go on"
 
 
-def _workstation_error(error: OSError) -> OpsError:
-    """Files of this machine: a full disk, a folder that may not be written."""
+def _workstation_error(error: OSError, run: str | None) -> OpsError:
+    """Files of this machine: a full disk, a folder that may not be written. `run`: what the command launched, or is
+    about."""
+    path = None if error.filename is None else Path(os.fsdecode(error.filename))
+    what = f"{error.strerror or error}" + (f": {path}" if path else "")
+    mend = "mend that"
+    if error.errno in FULL and path is not None:
+        what += f": {_room(path, error.needed if isinstance(error, NoRoom) else None)}"
+        mend = "make room there" + (", or choose another disk with --runs" if _is_of_runs(path) else "")
+    command = click.get_current_context().info_name
+    if run is not None:
+        then = f"then `dflash-ops collect {run}`: what is here is kept, and a run goes on by itself"
+    elif command in LAUNCHERS:
+        then = "nothing was launched: then run the same command again"
+    else:
+        then = "then run the same command again"
     return OpsError(
-        f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""),
-        exit_code=ExitCode.BLOCKED,
-        kind="workstation",
-        where="this workstation",
-        fix="mend that, and run the same command again; a run that was launched goes on",
+        what, exit_code=ExitCode.BLOCKED, kind="workstation", where="this workstation", fix=f"{mend}; {then}"
     )
+
+
+def _room(path: Path, needed: int | None) -> str:
+    free = free_bytes(path)
+    said = f"{'?' if free is None else free} bytes free"
+    if needed is None:
+        return said
+    missing = f", {needed - free} missing" if free is not None and needed > free else ""
+    return f"{said}, {needed} needed{missing}"
+
+
+def _is_of_runs(path: Path) -> bool:
+    runs = click.get_current_context().params.get("runs")
+    return isinstance(runs, Path) and path.is_relative_to(runs)
 
 
 def usage_error(error: click.ClickException) -> OpsError:

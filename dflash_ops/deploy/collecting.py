@@ -6,17 +6,17 @@ What is not whole yet lies in `runs/<run>/.incoming/` and nowhere else.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.listing import Listing, RemoteCheckpoint, RemoteFile
 from dflash_ops.deploy.pieces import Item, Source, fetch, sha256_of
 from dflash_ops.errors import ExitCode, OpsError, TransportError
-from dflash_ops.files import sync_folder, write_bytes
+from dflash_ops.files import sync_folder, write_bytes, writing
 from dflash_ops.transport import Conversation
 
 INCOMING = ".incoming"
@@ -106,10 +106,11 @@ class Collector:
     def _append(self, conversation: Conversation, file: RemoteFile, target: Path) -> int:
         """Goes on from the end of `target`: any beginning of a log is a whole one, so it grows in place."""
         moved = 0
-        with target.open("ab") as handle:
+        with writing(target), target.open("ab", buffering=0) as handle:
             while (at := handle.tell()) < file.size:
                 block = self._read(conversation, file, at, min(GROWTH_BYTES, file.size - at))
-                _write_all(handle, block)
+                with writing(target, file.size - at):
+                    _write_all(handle, block)
                 moved += len(block)
         return moved
 
@@ -190,7 +191,7 @@ class Collector:
         free = shutil.disk_usage(self._folder).free + _used(self._incoming)
         if needed > free:
             raise OpsError(
-                f"no space for the next checkpoint: {free} bytes free, {needed} needed",
+                f"no space for the next checkpoint: {free} bytes free, {needed} needed, {needed - free} missing",
                 exit_code=ExitCode.BLOCKED,
                 kind="workstation",
                 where=f"this workstation, {self._folder}",
@@ -288,6 +289,7 @@ def _used(folder: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 
-def _write_all(handle: BinaryIO, data: bytes) -> None:
-    handle.write(data)
-    handle.flush()
+def _write_all(handle: io.FileIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[handle.write(view) :]

@@ -33,6 +33,9 @@ def what_next(run: str, ended: Exit | None) -> str:
         samples = samples_by_worker(reason.get("at_work"))
         tried = f"; the samples at work, by worker: {samples}" if samples else ""
         return f"{stacks}; to go on: `dflash-ops resume {run}`{tried}"
+    if reason.get("kind") == "disk_full":
+        room = f"make room there for {reason.get('path')} (`dflash-ops prune --dry-run` shows what could go)"
+        return f"{room}, then `dflash-ops resume {run}`; its log: `dflash-ops tail-logs {run}`"
     if refuses(ended):
         fix = f"{reason['fix']}; " if reason.get("fix") else ""
         return f"{fix}its log: `dflash-ops tail-logs {run}`"

@@ -7,13 +7,16 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dflash_ops.agent.masking import Masks
+from dflash_ops.files import writing
 
 Event = dict[str, Any]
+LAST = ("error", "result")
 View = Callable[[Event], None]
 
 
@@ -28,6 +31,7 @@ class Events:
     _sequence: int = 0
     _held: list[bytes] = field(default_factory=list)
     _file: Path | None = None
+    _unkept: bool = False
     _masks: Masks = field(default_factory=Masks)
     _watchers: list[View] = field(default_factory=list)
     _ends: list[Callable[[], None]] = field(default_factory=list)
@@ -73,20 +77,33 @@ class Events:
         if self._file is None:
             self._held.append(line)
         else:
-            append(self._file, line)
+            # an error is why the command ends: that it could not be kept, too, must not take its place
+            with suppress(OSError) if record["event"] in LAST else nullcontext():
+                self._append(self._file, line)
+
+    def _append(self, path: Path, data: bytes) -> None:
+        """A full disk is told once: of what follows (the error, the result) the screen must still hear."""
+        if self._unkept:
+            return
+        try:
+            append(path, data)
+        except OSError:
+            self._unkept = True
+            raise
 
     def keep_in(self, path: Path) -> None:
         """From now on (and for all that was held) events are appended to `path`."""
         with self._one_at_a_time:
             self._file = path
-            append(path, b"".join(self._held))
+            self._append(path, b"".join(self._held))
             self._held.clear()
 
 
 def append(path: Path, data: bytes) -> None:
     """One write with O_APPEND: a line is whole or absent, whoever else appends."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(handle, data)
-    finally:
-        os.close(handle)
+    with writing(path, len(data)):
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(handle, data)
+        finally:
+            os.close(handle)

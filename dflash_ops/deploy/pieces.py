@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dflash_ops.errors import OpsError, TransportError
-from dflash_ops.files import sync_folder
+from dflash_ops.files import sync_folder, writing
 from dflash_ops.transport import Conversation
 
 PIECE_BYTES = 32 << 20
@@ -86,9 +86,10 @@ class Part:
         with self._lock:
             if self._closed:
                 raise TransportError("nobody waits for these bytes any more", kind="interrupted")
-            while view:
-                count = os.pwrite(self._file, view, offset)
-                view, offset = view[count:], offset + count
+            with writing(self.item.target, self.item.size):
+                while view:
+                    count = os.pwrite(self._file, view, offset)
+                    view, offset = view[count:], offset + count
 
     def note(self, span: Span) -> None:
         """These bytes are there. Not made durable: a wrong map after a power cut is found by the hash."""
@@ -109,7 +110,8 @@ class Part:
 
     def finish(self) -> None:
         """Gives it its name; TransportError `verify` (and nothing is left) when the bytes are not the host's."""
-        os.fsync(self._file)
+        with writing(self.item.target, self.item.size):
+            os.fsync(self._file)
         damaged = sha256_of(self._path) != self.item.sha256
         self._map.unlink(missing_ok=True)
         if damaged:

@@ -82,6 +82,16 @@ if "tell" in act:
 if act.get("grandchild"):
     say(f"grandchild is {leave_grandchild(60)}")
 
+if "fill" in act:
+    filler = Path(act["fill"])
+    try:
+        with filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(b"f" * 65536)
+    finally:
+        if act.get("tidy"):
+            filler.unlink()
+
 if act.get("hold"):
     say("holding")
     while not Path(act["hold"]).exists():

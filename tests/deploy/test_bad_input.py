@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import threading
@@ -267,5 +268,24 @@ def test_a_full_disk_on_the_workstation(desk: Desk, full_disk: Path) -> None:
     assert done.code == 5, done.out
     assert done.error["where"] == "this workstation"
     assert "No space left" in done.error["what"]
+    assert str(full_disk / "runs") in done.error["what"] and "bytes free" in done.error["what"]
+    assert "--runs" in done.error["fix"] and "nothing was launched" in done.error["fix"]
+    assert done.result["exit"] == 5
     # nothing half-written has a final name there, and the run (if it was launched) belongs to the host
     assert not list(full_disk.rglob("*.tmp"))
+
+
+def test_a_disk_that_fills_while_a_run_comes_home(desk: Desk, full_disk: Path) -> None:
+    run = desk.deploy("--detach").result["run"]
+    assert desk.run("wait", run).code == 0
+    log = desk.folder / "work" / "runs" / run / "log" / "000000.log"
+    with log.open("ab") as file:
+        file.write(b"x" * (2 << 20))
+    done = desk.run("collect", run, "--runs", str(full_disk / "runs"))
+    assert done.code == done.result["exit"] == 5, done.out
+    told = re.search(r": (\d+) bytes free, (\d+) needed, (\d+) missing$", done.error["what"])
+    assert told and str(full_disk / "runs" / run) in done.error["what"], done.error
+    free, needed, missing = map(int, told.groups())
+    assert needed > 1 << 20 and missing == needed - free
+    assert f"`dflash-ops collect {run}`" in done.error["fix"] and "--runs" in done.error["fix"]
+    assert desk.run("collect", run).code == 0

@@ -21,6 +21,7 @@ from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.listing import Listing
 from dflash_ops.deploy.records import bringing_home
 from dflash_ops.errors import ExitCode, OpsError, TransportError
+from dflash_ops.files import NoRoom
 
 STEP = "out/checkpoints/step-000004"
 HOME = "checkpoints/step-000004"
@@ -325,8 +326,9 @@ def test_a_full_disk_here_ends_all_of_them_and_what_came_is_kept(
         return write(file, data, offset)
 
     monkeypatch.setattr(os, "pwrite", until_full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(NoRoom, match="No space left") as caught:
         bring(host, tmp_path)
+    assert caught.value.filename.endswith("model.safetensors") and caught.value.needed == len(b"weights" * 1000)
     assert not (tmp_path / HOME).exists()
     monkeypatch.undo()
     bring(host, tmp_path)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
+
+import pytest
 
 from dflash_ops.deploy.events import Event, Events
+from dflash_ops.files import NoRoom
 
 
 def test_an_event_waits_until_the_one_before_it_was_shown() -> None:
@@ -26,3 +30,17 @@ def test_an_event_waits_until_the_one_before_it_was_shown() -> None:
     events.emit("first")
     other.join()
     assert told == ["first 1", "end of first", "second 2", "end of second"]
+
+
+def test_what_can_be_kept_no_more_is_raised_once_and_shown_all_the_same(tmp_path: Path) -> None:
+    told: list[str] = []
+    events = Events(lambda event: told.append(event["event"]))
+    file = tmp_path / "events.ndjson"
+    file.symlink_to("/dev/full")
+    events.emit("first")
+    with pytest.raises(NoRoom) as caught:
+        events.keep_in(file)
+    assert caught.value.filename == str(file) and caught.value.needed
+    events.emit("error")
+    events.emit("result")
+    assert told == ["first", "error", "result"]

@@ -6,6 +6,7 @@ import pytest
 
 from dflash_ops.deploy.amounts import number, sized
 from dflash_ops.deploy.chain import Teller
+from dflash_ops.deploy.endings import what_next
 from dflash_ops.deploy.events import Event, Events
 from dflash_ops.ui.human import HumanView
 
@@ -89,3 +90,9 @@ def test_a_warning_of_the_canary_is_shown_also_when_its_verdict_is_reused(
     assert "warn throughput: a fifth slower than before" in told
     assert "all well" not in told and ("no CUDA" in told) is not reused
     assert told.splitlines()[-1].startswith("canary   pass")
+
+
+def test_what_to_do_about_a_full_disk_of_the_host() -> None:
+    reason = {"kind": "disk_full", "what": "the disk of /w/out was full", "path": "/w/out", "free_bytes": 0}
+    told = what_next("a", {"state": "FAILED", "reason": reason})
+    assert "/w/out" in told and "`dflash-ops prune --dry-run`" in told and "`dflash-ops resume a`" in told
