@@ -82,10 +82,12 @@ def op_asset_begin(conversation: Conversation, args: Arguments) -> Dict[str, Any
     if place.whole(hashes(work)):
         return {"path": str(place.path), "missing": [], "bytes": 0, "free": free_bytes(work.root)}
     missing = place.missing()
+    # files of the same content are one upload
+    begun = {file.sha256: place.begun(file) for file in missing}
     return {
         "path": None,
         "missing": [file.path for file in missing],
-        "bytes": sum(file.size for file in missing),
+        "bytes": sum(file.size for file in missing) - sum(begun.values()),
         "free": free_bytes(work.root),
     }
 
@@ -98,7 +100,7 @@ def op_asset_file(conversation: Conversation, args: Arguments) -> Dict[str, Any]
     if not is_safe_relative(path):
         raise _bad(args, f"{path!r:.120} is no plain relative path")
     part = _part(work, args.digest("asset"))
-    incoming, target = part / "incoming" / file.sha256, part / "tree" / path
+    incoming, target = _incoming(part, file.sha256), part / "tree" / path
     for folder in (incoming.parent, target.parent):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     sent = upload_archive(conversation, incoming, Archive(file.size, file.sha256))
@@ -170,6 +172,15 @@ class _Place:
     def missing(self) -> List[Listed]:
         """What has not come yet. All of it is hashed at the end, so that size is enough here."""
         return [file for file in self.wanted.files if _size(self.part / "tree" / file.path) != file.size]
+
+    def begun(self, file: Listed) -> int:
+        """Bytes of it that an upload brought before it broke off; the next one goes on after them."""
+        there = _size(_incoming(self.part, file.sha256))
+        return there if 0 <= there <= file.size else 0
+
+
+def _incoming(part: Path, sha256: str) -> Path:
+    return part / "incoming" / sha256
 
 
 def _part(work: WorkDir, fingerprint: str) -> Path:

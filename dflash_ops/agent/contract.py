@@ -40,7 +40,7 @@ def op_prepare(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     """Makes the data of check.json's `prepare.key`, once for each key; one that broke off goes on."""
     work = conversation.work
     conversation.lock.refuse_if_taken()
-    job, timeout_s = Job.from_arguments(work, args), args.seconds("timeout_s", 3600)
+    job, timeout_s = Job.from_arguments(work, args, prepares=True), args.seconds("timeout_s", 3600)
     key = key_from(args)
     path = place_of(work, key)
     if is_whole(path):

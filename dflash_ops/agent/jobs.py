@@ -20,6 +20,7 @@ from .environments import ManagedEnvironment
 from .files import write_json
 from .follow import POLL_S, Tail
 from .output import JobOutput
+from .prepared import prepares_on_gpu
 from .processes import Mark, signal_group, until_ended
 from .pythons import base_environment, find_python
 from .releases import find_release
@@ -28,6 +29,7 @@ from .workdir import WorkDir
 
 CONTRACT = 1
 _STACK_TIME_S = 1.0
+NO_GPU = Devices((), None)
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class Job:
     """Whose Python that is, where dflash-ops made it."""
 
     @classmethod
-    def from_arguments(cls, work: WorkDir, args: Arguments) -> "Job":
+    def from_arguments(cls, work: WorkDir, args: Arguments, *, prepares: bool = False) -> "Job":
+        """`prepares`: it is the verb `prepare`, which gets no GPU where it would not use one."""
         settings = args.table("settings")
         Arguments(f"{args.op} settings", settings).table("workload")
         digest = args.digest()
@@ -60,7 +63,7 @@ class Job:
             args.module(),
             find_python(args.text("python")),
             settings,
-            resolve(settings["workload"], inventory()),
+            NO_GPU if prepares and not prepares_on_gpu(settings) else resolve(settings["workload"], inventory()),
             find_account(args.optional_text("user")),
             args.optional_text("playbook"),
             Variables.from_arguments(args),
@@ -77,7 +80,7 @@ class Job:
         plain = {name: value for name, value in variables.items() if value is not None}
         values = {name: record.get(name) for name in ("module", "python", "user", "playbook", "assets")}
         values.update(digest=record.get("release"), settings=settings, environment=plain, secrets=secret_variables)
-        return cls.from_arguments(work, Arguments("run.json", values))
+        return cls.from_arguments(work, Arguments("run.json", values), prepares=record.get("prepares") is not None)
 
     @property
     def workload(self) -> Dict[str, Any]:

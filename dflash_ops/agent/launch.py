@@ -69,7 +69,9 @@ class Order:
 def op_launch(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     work = conversation.work
     conversation.lock.refuse_if_taken()
-    job, run, reason = Job.from_arguments(work, args), args.new_run(), args.optional_text("reason")
+    key = None if args.values.get("key") is None else key_from(args)
+    job = Job.from_arguments(work, args, prepares=key is not None)
+    run, reason = args.new_run(), args.optional_text("reason")
     if reason is not None and not reason.strip():
         raise AgentError(
             "request", "the reason is blank", "request launch", "say why there is no canary", ExitCode.USAGE
@@ -83,7 +85,7 @@ def op_launch(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         reason=reason,
         parent=parent,
         notify=Notify.from_arguments(args),
-        prepares=None if args.values.get("key") is None else place_of(work, key_from(args)),
+        prepares=None if key is None else place_of(work, key),
     )
     folder = launch(work, order, conversation.agent_file)
     record = folder.record()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 from .accounts import Account
 from .arguments import Arguments
@@ -45,6 +45,14 @@ def place_of(work: WorkDir, key: str) -> Path:
 
 def is_whole(path: Path) -> bool:
     return read_json(path / REPORT) is not None
+
+
+def prepares_on_gpu(settings: Dict[str, Any]) -> bool:
+    """Whether a trainer's `prepare` has work for a GPU: not where an endpoint answers and no hidden states are made."""
+    training, workload = settings.get("training"), settings.get("workload")
+    answered_elsewhere = isinstance(training, dict) and training.get("engine") == "openai"
+    offline = isinstance(workload, dict) and workload.get("hidden_states") == "offline"
+    return offline or not answered_elsewhere
 
 
 def made_before(work: WorkDir, wanted: Any) -> Optional[str]:

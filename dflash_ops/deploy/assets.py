@@ -160,9 +160,10 @@ def _refused(name: str, what: str, fix: str) -> OpsError:
 def _send(conversation: Conversation, name: str, asset: Asset, events: Events) -> str:
     """Returns its path on the host."""
     root, content = Path(asset.upload or ""), _local(name, asset)
-    missing = set(conversation.request("asset_begin", _announced(content))["missing"])
+    begun = conversation.request("asset_begin", _announced(content))
+    missing = set(begun["missing"])
     files = [file for file in content.files if file.path in missing]
-    events.emit("sending", asset=name, files=len(files), bytes=sum(file.size for file in files))
+    events.emit("sending", asset=name, files=len(files), bytes=int(begun["bytes"]))
     sent = 0
     for file in files:
         with _opened(name, root if content.single else root / file.path) as data:

@@ -100,40 +100,69 @@ def examine_variables(variables: Variables, who: str) -> list[Diagnosis]:
     return [Diagnosis(Level.OK, "workstation", f"{who} {', '.join(said)}")] if said else []
 
 
+@dataclass(frozen=True)
+class DiskNeed:
+    """What a run will write, in words; setting `less` makes it less."""
+
+    what: str
+    bytes: int
+    less: str
+
+
 def examine_disk(
-    host: Host, facts: Mapping[str, Any], footprint: Mapping[str, Any], playbook: Playbook, *, coming: int = 0
+    host: Host,
+    facts: Mapping[str, Any],
+    footprint: Mapping[str, Any],
+    playbook: Playbook,
+    *,
+    coming: int = 0,
+    prepares: bool = False,
 ) -> list[Diagnosis]:
     """What the run will need at most, against what is free. `footprint` is the agent's answer of that name; `coming`:
-    bytes of assets that are still to be sent."""
+    bytes of assets that are still to be sent; `prepares`: it makes data, and no checkpoints."""
     where = "container" if host.transport == "pct" else "host"
-    found, caches = _projected(where, facts, footprint, playbook, coming), footprint.get("caches")
+    need = _need_of_data(footprint, playbook) if prepares else _need_of_checkpoints(footprint, playbook)
+    if need is None:
+        thing = "prepared data of this target take" if prepares else "a checkpoint of this drafter takes"
+        found = [Diagnosis(Level.OK, where, f"what {thing} is known after {'a' if prepares else 'its'} first run here")]
+    else:
+        found = [_judged(where, need, facts, playbook, coming)]
+    caches = footprint.get("caches")
     if caches is not None:
         sizes = ", ".join(f"{name} {sized(caches[key])}" for key, name in CACHES.items())
         found.append(Diagnosis(Level.OK, where, f"there already: {sizes}; see `dflash-ops prune --dry-run`"))
     return found
 
 
-def _projected(
-    where: str, facts: Mapping[str, Any], footprint: Mapping[str, Any], playbook: Playbook, coming: int
-) -> list[Diagnosis]:
+def _need_of_checkpoints(footprint: Mapping[str, Any], playbook: Playbook) -> DiskNeed | None:
     known = footprint["checkpoint"]
     if known is None:
-        text = "what a checkpoint of this drafter takes is known after its first run here"
-        return [Diagnosis(Level.OK, where, text)]
+        return None
     count, why = _checkpoints_at_once(playbook)
-    need, free, log = count * known["bytes"] + coming, facts["disk_free_bytes"], playbook.run.log_max_bytes
+    what = f"{count} checkpoints at once ({why}), {sized(known['bytes'])} each as those of run {known['run']}"
+    return DiskNeed(what, count * known["bytes"], "run.keep_last")
+
+
+def _need_of_data(footprint: Mapping[str, Any], playbook: Playbook) -> DiskNeed | None:
+    known = footprint["prepared"]
+    if known is None:
+        return None
+    # the rows of a dataset are counted by the trainer
+    rows = playbook.training.prompt_count if playbook.training.data is None else known["rows"]
+    what = f"data of {number(rows, 'row')} to prepare, as {known['path']} ({sized(known['bytes'])} for {known['rows']})"
+    return DiskNeed(what, -(-known["bytes"] * rows // known["rows"]), "training.prompt_count")
+
+
+def _judged(where: str, need: DiskNeed, facts: Mapping[str, Any], playbook: Playbook, coming: int) -> Diagnosis:
+    total, free, log = need.bytes + coming, facts["disk_free_bytes"], playbook.run.log_max_bytes
     assets = f", and {sized(coming)} of assets to come" if coming else ""
-    text = (
-        f"{count} checkpoints at once ({why}), {sized(known['bytes'])} each as those of run {known['run']}{assets}: "
-        f"{sized(need)} of {sized(free)} free"
-    )
-    if need > free:
-        fix = f"{FREE_SPACE}, or lower run.keep_last"
-        return [Diagnosis(Level.BLOCKER, where, text, fix)]
-    if need + log > free:
+    text = f"{need.what}{assets}: {sized(total)} of {sized(free)} free"
+    if total > free:
+        return Diagnosis(Level.BLOCKER, where, text, f"{FREE_SPACE}, or lower {need.less}")
+    if total + log > free:
         fix = f"{FREE_SPACE}, or lower run.log_max_bytes"
-        return [Diagnosis(Level.WARNING, where, f"{text}; with a log of {_gib(log)} it would not fit", fix)]
-    return [Diagnosis(Level.OK, where, text)]
+        return Diagnosis(Level.WARNING, where, f"{text}; with a log of {_gib(log)} it would not fit", fix)
+    return Diagnosis(Level.OK, where, text)
 
 
 def _checkpoints_at_once(playbook: Playbook) -> tuple[int, str]:

@@ -29,9 +29,9 @@ def probe_arguments(session: Session, python: str) -> dict[str, Any]:
     return {"python": python, "user": session.host.job_user, "environment": session.variables.of_jobs.plain}
 
 
-def footprint_arguments(playbook: Playbook, *, caches: bool = False) -> dict[str, Any]:
+def footprint_arguments(playbook: Playbook, *, caches: bool = False, prepares: bool = False) -> dict[str, Any]:
     workload = playbook.workload.model_dump(mode="json")
-    return {"module": playbook.trainer.module, "workload": workload, "caches": caches}
+    return {"module": playbook.trainer.module, "workload": workload, "caches": caches, "prepares": prepares}
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Subject:
     python: str
     assets: Mapping[str, Found]
     planned: HostEnvironment | None = None
+    prepares: bool = False
+    """It makes data, and no checkpoints."""
 
 
 def examine(
@@ -53,12 +55,14 @@ def examine(
     environment = conversation.request("probe", probe_arguments(session, subject.python))
     if subject.planned is not None:
         environment = {**environment, "packages": subject.planned.packages}
-    footprint = conversation.request("footprint", footprint_arguments(playbook, caches=caches))
+    footprint = conversation.request(
+        "footprint", footprint_arguments(playbook, caches=caches, prepares=subject.prepares)
+    )
     coming = sum(one.coming for one in assets.values())
     return [
         *examine_node(session.host, conversation.greeting),
         *examine_host(session.host, known.raw, environment, clock()),
-        *examine_disk(session.host, known.raw, footprint, playbook, coming=coming),
+        *examine_disk(session.host, known.raw, footprint, playbook, coming=coming, prepares=subject.prepares),
         *examine_variables(session.variables.of_jobs, "the trainer gets"),
         *(examine_variables(session.variables.of_pip, "the environment is made with") if playbook.environment else []),
         *examine_gpus(known.raw, playbook),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_ops.agent.prepared import prepares_on_gpu
 from dflash_ops.config import Playbook
 from dflash_ops.deploy.deploying import PREPARE, Choices, Outcome, begin_record, launch, see_to_the_end, staged
 from dflash_ops.deploy.events import Events
@@ -40,22 +41,38 @@ def prepare(session: Session, playbook: Playbook, events: Events, choices: Choic
 
     Raises OpsError with the exit code of the stage that stopped it; the run itself failing is exit 8.
     """
-    with staged(session, playbook, choices, outcome, PREPARE) as stages:
+    with staged(session, without_gpu(playbook), choices, outcome, PREPARE) as stages:
         begun = begin(stages, playbook.run.policy(), choices, outcome)
     if begun is not None:
         begun.see_to_the_end(session, choices, outcome)
 
 
+def without_gpu(playbook: Playbook) -> Playbook:
+    """The playbook as `prepare` needs it: where an endpoint answers and no hidden states are made, no GPU is asked for,
+    and none has to be there. What the data depend on is as it was.
+    """
+    if _uses_gpu(playbook):
+        return playbook
+    anywhere = {"require_cuda": False, "gpus": "all", "drafter_devices": "auto", "target_devices": "auto"}
+    workload = playbook.workload.model_copy(update={**anywhere, "strategy": "eager"})
+    return playbook.model_copy(update={"workload": workload})
+
+
+def _uses_gpu(playbook: Playbook) -> bool:
+    return prepares_on_gpu(playbook.model_dump(mode="json", include={"workload", "training"}))
+
+
 def begin(stages: Stages, policy: dict[str, Any], choices: Choices, outcome: Outcome) -> Preparing | None:
     """Launches the run that prepares what is staged; None where the data are there, or none are needed."""
-    stages.doctor()
+    stages.doctor(prepares=True)
     key = stages.to_prepare()
     if key is None:
         if stages.prepared is None:
             stages.events.emit("notice", text="nothing was launched: the data of this playbook need no preparation")
         outcome.prepared = stages.prepared
         return None
-    stages.refuse_busy()
+    if _uses_gpu(stages.playbook):
+        stages.refuse_busy()
     run = new_run_id(f"{stages.playbook.name}-prepare")
     folder = begin_record(stages, run, choices, outcome, PREPARE)
     # it makes no steps that could be waited for

@@ -86,7 +86,7 @@ class Stages:
                 ask("environment", at_once(self.session, self.playbook))
             return
         ask("probe", probe_arguments(self.session, self.python))
-        ask("footprint", footprint_arguments(self.playbook))
+        ask("footprint", footprint_arguments(self.playbook, prepares=command == "prepare"))
         ask("holders")
         if self.playbook.assets:
             # where they lie on the host is part of the settings
@@ -164,10 +164,13 @@ class Stages:
         self.python = str(python)
         self.events.emit("environment", environment=digest, python=self.python, reused=reused)
 
-    def doctor(self) -> None:
-        """Host, GPUs and the trainer's own check. Raises OpsError (exit 5) that names the first blocker."""
+    def doctor(self, *, prepares: bool = False) -> None:
+        """Host, GPUs and the trainer's own check. Raises OpsError (exit 5) that names the first blocker.
+
+        `prepares`: for a run that makes data, and no checkpoints.
+        """
         assets = examine_assets(self.conversation, self.playbook, self.events)
-        subject = Subject(self.playbook, self.python, assets)
+        subject = Subject(self.playbook, self.python, assets, prepares=prepares)
         found = examine(self.session, self.conversation, self.facts, subject)
         if self._environment is not None:
             found += diagnoses(self._environment)

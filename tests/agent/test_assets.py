@@ -82,6 +82,8 @@ def test_an_upload_that_broke_off_goes_on_where_it_was(work: Path) -> None:
         eventually(lambda: arrived.stat().st_size == 500_000)
         agent.process.kill()
     with Agent(work) as agent:
+        # what is told to be sent is what is really left
+        assert agent.call("asset_begin", **announced(wanted)).result["bytes"] == len(data) - 500_000
         reply = agent.call("asset_file", asset=wanted.fingerprint, **file, upload=data)
         assert reply.result["sent"] == len(data) - 500_000
         path = Path(agent.call("asset_end", **announced(wanted)).result["path"])

@@ -208,3 +208,26 @@ def test_a_refusal_is_told_and_one_of_before_is_not(agent: Agent, work: Path, st
     # no file of its own is left: the last line of the log says it
     launch(agent, staged, "two", parent="one", refused=None)
     assert "3 rows" not in follow(agent, "two").result["exit"]["reason"]["what"]
+
+
+def test_where_an_endpoint_answers_no_gpu_is_leased(host: GpuHost, work: Path, release: Packed) -> None:
+    with host.agent() as agent:
+        agent.call("launch", run="training", reason="test", **on([0, 1], release, forever=True))
+        for hidden_states, busy in (("online", False), ("offline", True)):
+            asked = on([0], release)
+            asked["settings"]["workload"]["hidden_states"] = hidden_states
+            asked["settings"]["training"]["engine"] = "openai"
+            if busy:
+                with pytest.raises(AgentFailed) as caught:
+                    agent.call("launch", run="two", policy=POLICY, key=KEY[::-1] + "2", **asked)
+                assert caught.value.kind == "busy"
+                with pytest.raises(AgentFailed) as caught:
+                    agent.call("prepare", key="m" * 16, timeout_s=60, **asked)
+                assert caught.value.kind == "busy"
+                continue
+            agent.call("launch", run="one", policy=POLICY, key=KEY, **asked)
+            assert follow(agent).result["devices"] == ["cpu"]
+            record = read(work / "runs/one/run.json")
+            assert record["environment"]["CUDA_VISIBLE_DEVICES"] == ""
+            assert not agent.call("prepare", key="n" * 16, timeout_s=60, **asked).result["reused"]
+        assert agent.call("stop", run="training", grace_s=5).result["remaining"] == []

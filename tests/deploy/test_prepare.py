@@ -98,3 +98,25 @@ def test_what_needs_no_preparation_launches_nothing(desk: Desk, tmp_path: Path) 
     assert (done.result["run"], done.result["prepared"]) == (None, None)
     assert "nothing was launched" in done.named("notice")[-1]["text"]
     assert not list((desk.folder / "work" / "runs").iterdir())
+
+
+def test_where_an_endpoint_answers_no_gpu_is_needed_and_its_deploys_find_the_data(desk: Desk) -> None:
+    """No GPU is here, and the playbook demands one. The tiny trainer asks no endpoint; which one is none of its key."""
+    by_endpoint = ("--set", "engine=openai", "--set", "endpoint=http://127.0.0.1:1/v1")
+    cuda = ("--set", "require_cuda=true", "--set", "drafter_devices=[cuda:0, cuda:1]", "--set", "gpus=[0]")
+    refused = desk.run("prepare", "--playbook", "tiny", *cuda)
+    assert (refused.code, "require_cuda" in refused.error["fix"]) == (5, True)
+    made = desk.run("prepare", "--playbook", "tiny", *cuda, *by_endpoint)
+    assert made.code == 0, made.out
+    assert made.result["state"] == "SUCCEEDED"
+    disk = [one["what"] for one in made.named("diagnosis") if "known after a first run" in one["what"]]
+    assert disk == ["what prepared data of this target take is known after a first run here"]
+    done = desk.deploy(*by_endpoint, "--detach")
+    assert done.code == 0, done.out
+    assert [(one["path"], one["reused"]) for one in done.named("prepared")] == [(made.result["prepared"], True)]
+    # the next that prepares knows what it will take
+    rows = json.loads((Path(made.result["prepared"]) / "prepare.json").read_text())["rows"]
+    more = desk.run("prepare", "--playbook", "tiny", *cuda, *by_endpoint, "--set", "prompt_count=63")
+    assert more.code == 0, more.out
+    (disk,) = [one["what"] for one in more.named("diagnosis") if "to prepare, as" in one["what"]]
+    assert disk.startswith("data of 63 rows") and f"for {rows}" in disk and made.result["prepared"] in disk

@@ -202,6 +202,26 @@ def test_assets_to_come_count_and_what_is_there_is_told() -> None:
     assert full.level is Level.BLOCKER
 
 
+def test_of_a_run_that_prepares_its_data_are_projected_and_no_checkpoints() -> None:
+    playbook = load_playbook("quickstart", sets=("training.prompt_count=3000", "run.log_max_bytes=1048576"))
+    # checkpoints that would not fit are none of its business
+    footprint = {
+        "checkpoint": {"bytes": 100 * GIB, "run": "before"},
+        "prepared": {"path": "/w/cache/prepared/k", "bytes": 2 * GIB, "rows": 1000},
+    }
+
+    def told(free: int, footprint: dict[str, Any]) -> Any:
+        (one,) = examine_disk(HOST, {**FACTS, "disk_free_bytes": free}, footprint, playbook, prepares=True)
+        return one
+
+    fits, full = told(7 * GIB, footprint), told(5 * GIB, footprint)
+    assert (fits.level, full.level) == (Level.OK, Level.BLOCKER)
+    assert "data of 3000 rows to prepare, as /w/cache/prepared/k (2.0 GiB for 1000)" in full.what
+    assert "6.0 GiB of 5.0 GiB free" in full.what and "training.prompt_count" in full.fix
+    unknown = told(GIB, {**footprint, "prepared": None})
+    assert unknown.level is Level.OK and "prepared data of this target" in unknown.what
+
+
 def test_a_run_that_keeps_all_its_checkpoints_needs_room_for_all() -> None:
     assert "10 checkpoints at once (all of the run's)" in disk(100 * GIB, GIB, "run.keep_last=null")[1]
     assert "2 checkpoints at once (all of the run's)" in disk(100 * GIB, GIB, "training.checkpoint_every=500")[1]

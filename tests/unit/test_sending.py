@@ -22,7 +22,8 @@ class Host:
 
     def request(self, op: str, arguments: dict[str, Any], *, upload: Any = b"", **_: Any) -> dict[str, Any]:
         if op == "asset_begin":
-            return {"missing": [each["path"] for each in arguments["files"]]}
+            files = arguments["files"]
+            return {"missing": [each["path"] for each in files], "bytes": sum(each["size"] for each in files)}
         if op == "asset_file":
             for first in range(0, arguments["size"], 4):
                 self.got += upload[first : min(first + 4, arguments["size"])]
