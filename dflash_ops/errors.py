@@ -33,6 +33,8 @@ class ExitCode(IntEnum):
 
 
 AGAIN = "run the same command again"
+STOPPED = "container_stopped"
+"""`kind` of a TransportError: nothing that ran there is there any more."""
 
 
 class OpsError(Exception):

@@ -24,7 +24,7 @@ from dflash_ops.deploy.records import create_record, new_run_id, record_of
 from dflash_ops.deploy.report import write_report
 from dflash_ops.deploy.session import Session
 from dflash_ops.deploy.stages import Stages, refuse_untuned, refuse_verdict
-from dflash_ops.errors import ExitCode, OpsError, TransportError
+from dflash_ops.errors import STOPPED, ExitCode, OpsError, TransportError
 from dflash_ops.files import write_json
 from dflash_ops.transport import Conversation
 
@@ -98,7 +98,8 @@ def launch(
     try:
         answer = stages.launch(run, reason=choices.skip_reason, policy=policy, parent=outcome.parent, key=key)
     except TransportError as error:
-        error.fix = f"it may have been launched: `dflash-ops status {run}`"
+        first = f"{error.fix}; " if error.kind == STOPPED else ""
+        error.fix = f"{first}it may have been launched: `dflash-ops status {run}`"
         raise
     except OpsError as error:
         if error.kind != LOST:
@@ -238,7 +239,9 @@ def _judge(stages: Stages, canary: str, folder: Path, *, again: str | None, outc
             exit_code=ExitCode.INCONCLUSIVE,
             kind="canary",
             where=stages.session.host.name,
-            fix="nothing was launched; once the host answers, run the same command again",
+            fix=f"nothing was launched; {error.fix}"
+            if error.kind == STOPPED
+            else "nothing was launched; once the host answers, run the same command again",
         ) from error
     outcome.verdict = verdict["outcome"]
     write_json(folder / "verdict.json", verdict)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_ops.deploy.reconnect import reconnecting
 from dflash_ops.deploy.session import Session
 from dflash_ops.deploy.times import utc
-from dflash_ops.errors import ExitCode, OpsError, TransportError
+from dflash_ops.errors import STOPPED, ExitCode, OpsError, TransportError
 from dflash_ops.transport import Conversation
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def telling_a_lost_lock(stages: Stages, outcome: Outcome) -> Iterator[None]:
         yield
     except OpsError as error:
         link = error if isinstance(error, TransportError) else error.__cause__
-        broke = isinstance(link, TransportError) and link.lost
+        # in a container that was stopped nobody is there who could be asked
+        broke = isinstance(link, TransportError) and link.lost and link.kind != STOPPED
         if error.kind != LOST and not broke:
             raise
         # nothing may be begun there any more while it is asked

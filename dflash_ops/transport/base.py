@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from dflash_ops.errors import OpsError
+from dflash_ops.errors import OpsError, TransportError
 
 Pusher = Callable[[bytes, str], None]
 """Puts bytes into a file on the host beside the conversation. What arrived there nobody knows: verify it there."""
@@ -52,5 +52,8 @@ class Transport(Protocol):
 
     def explain(self, status: int | None, stdout: str, stderr: str) -> OpsError | None:
         """The typed error behind a program that did not start, where this transport knows the words."""
+
+    def broke(self) -> TransportError | None:
+        """Why a program that ran there is gone, where this transport can ask: a container was stopped, say."""
 
     def close(self) -> None: ...

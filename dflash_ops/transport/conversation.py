@@ -142,8 +142,24 @@ class Conversation:
         """Sends one request, unless it was sent `ahead`, and returns its result.
 
         `upload` is sent when the agent's `need` event asks for bytes.
-        Raises OpsError with the agent's own words, TransportError when the link breaks.
+        Raises OpsError with the agent's own words, TransportError when the link breaks, or what ran there is gone.
         """
+        try:
+            return self._requested(op, arguments, on_event, on_data, upload)
+        except TransportError as error:
+            known = self._transport.broke() if error.lost and self.started and not self._closing.is_set() else None
+            if known is not None:
+                raise known from error
+            raise
+
+    def _requested(
+        self,
+        op: str,
+        arguments: Mapping[str, object],
+        on_event: OnEvent | None,
+        on_data: OnData | None,
+        upload: Bytes,
+    ) -> dict[str, Any]:
         asked = self._sent_ahead(op, arguments) or self._ask(op, arguments, upload, after=None)
         asked.on_event, asked.on_data, asked.waited_for = on_event, on_data, True
         held, asked.held = asked.held, []

@@ -93,5 +93,8 @@ class LocalTransport:
     def explain(self, status: int | None, stdout: str, stderr: str) -> OpsError | None:
         return None
 
+    def broke(self) -> TransportError | None:
+        return None
+
     def close(self) -> None:
         return None

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dflash_ops.errors import ExitCode, OpsError, TransportError
+from dflash_ops.errors import AGAIN, STOPPED, ExitCode, OpsError, TransportError
 from dflash_ops.transport.base import Pusher
 from dflash_ops.transport.node import NODE_SCRIPT, parse_node
 from dflash_ops.transport.ssh import SshChannel, SshTransport
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 CONTAINER_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PUSH_TIMEOUT_S = 1800.0
+LOOKS, LOOK_S = 2, 1.0
+"""At a container whose program is gone."""
 
 PUSH_SCRIPT = (
     "set -e; umask 077; "
@@ -111,7 +114,7 @@ class PctTransport:
         for pattern, kind, what, fix in (
             (
                 r"container '\d+' not running|can only push files to a running CT|unable to get PID for CT",
-                "container_stopped",
+                STOPPED,
                 f"container {number} is not running",
                 f"on {self._address}: `pct start {number}`",
             ),
@@ -152,6 +155,38 @@ class PctTransport:
         if failed:
             return OpsError(f"pct says: {failed.group(0)}", exit_code=ExitCode.BLOCKED, kind="pct", where=self._where)
         return None
+
+    def broke(self) -> TransportError | None:
+        """Asks the node, as long as the connection to it holds. A container that is being stopped takes a moment."""
+        number = self._pct.id
+        for look in range(LOOKS):
+            if look:
+                time.sleep(LOOK_S)
+            if self._status() == "status: stopped":
+                return TransportError(
+                    f"container {number} was stopped",
+                    where=self._where,
+                    kind=STOPPED,
+                    fix=f"on {self._address}: `pct start {number}`, then {AGAIN}; a run in it is LOST: resume it",
+                    lost=True,
+                )
+        return None
+
+    def _status(self) -> str:
+        """What `pct status` prints; empty where the node cannot be asked."""
+        if not self._node.holds:
+            return ""
+        try:
+            channel = self._node.open([*self._command, "status", str(self._pct.id)])
+            try:
+                printed = b""
+                while data := channel.read(4096):
+                    printed += data
+            finally:
+                channel.close()
+        except TransportError:
+            return ""
+        return printed.decode(errors="replace").strip()
 
     def close(self) -> None:
         self._node.close()

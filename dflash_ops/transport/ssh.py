@@ -155,6 +155,14 @@ class SshTransport:
     def explain(self, status: int | None, stdout: str, stderr: str) -> OpsError | None:
         return None
 
+    def broke(self) -> TransportError | None:
+        return None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the connection itself is there."""
+        return self._connection is not None and bool(self._connection.is_connected)
+
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -163,7 +171,7 @@ class SshTransport:
                 connection.gateway.close()
 
     def _connected(self) -> Any:
-        if self._connection is not None and self._connection.is_connected:
+        if self.holds:
             return self._connection.transport
         self.close()
         self._connection = self._connect()

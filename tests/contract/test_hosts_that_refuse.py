@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import Desk, local_desk
+from tests.commands import TINY, Desk, local_desk
 from tests.contract.conftest import pct_host, ssh_host
+from tests.deploy.in_process import failed_deploy, sit_down
 from tests.rig.rig import Rig
 
 pytestmark = pytest.mark.rig
@@ -163,14 +164,39 @@ def test_a_container_that_stops_during_a_canary_is_inconclusive(desk: Desk, rig:
         process.until_event("canary")
         rig.stop_container()
         try:
-            result = process.rest()[-1]
+            events = process.rest()
         finally:
             rig.start_container()
+    result = events[-1]
     assert process.code == result["exit"] == 7
     assert result["verdict"] == "inconclusive"
+    (error,) = [event for event in events if event["event"] == "error"]
+    assert "was stopped" in error["what"] and f"pct start {rig.container_id}" in error["fix"]
     assert desk.run("runs").result["runs"] == []
     # and the lock that the killed agent left does not outlive its boot
     desk.write_playbook()
+    assert desk.deploy("--detach").code == 0
+
+
+def test_a_container_that_stops_during_an_upload_is_told_as_that(
+    desk: Desk, rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.write_host("box", pct_host(rig, workdir=f"/var/lib/{tmp_path.name}"))
+    playbook = desk.folder / "playbooks" / "tiny.yaml"
+    (desk.folder / "target.json").write_bytes((TINY / "target.json").read_bytes())
+    text = json.loads(playbook.read_text())
+    text["assets"] = {"model": {"upload": str(desk.folder / "target.json")}}
+    text["workload"]["target"] = "asset:model"
+    playbook.write_text(json.dumps(text))
+    sit_down(desk, monkeypatch)
+    try:
+        error, outcome = failed_deploy("sending", rig.stop_container)
+    finally:
+        rig.start_container()
+    assert (error.kind, error.exit_code, outcome.run) == ("container_stopped", 4, None)
+    assert f"container {rig.container_id} was stopped" in error.what
+    assert f"pct start {rig.container_id}" in error.fix and "run the same command again" in error.fix
+    # which is right
     assert desk.deploy("--detach").code == 0
 
 

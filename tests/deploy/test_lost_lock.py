@@ -4,43 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dflash_ops.agent.files import read_json
-from dflash_ops.config import load_host, load_playbook
-from dflash_ops.deploy.deploying import Choices, Outcome, deploy
-from dflash_ops.deploy.events import Events
-from dflash_ops.deploy.session import Session
-from dflash_ops.errors import OpsError, TransportError
+from dflash_ops.errors import TransportError
 from tests.commands import Desk, eventually
+from tests.deploy.in_process import failed_deploy, sit_down
 
 
 @pytest.fixture
 def at_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    """This process is a command of the desk."""
-    monkeypatch.chdir(desk.folder)
-    monkeypatch.setenv("HOME", desk.env()["HOME"])
-    for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
+    sit_down(desk, monkeypatch)
     return desk
-
-
-def deploy_until(name: str, then: Callable[[], None]) -> tuple[OpsError, Outcome]:
-    """A deploy that fails, with `then` done when it comes to that event."""
-
-    def view(event: dict[str, Any]) -> None:
-        if event["event"] == name:
-            then()
-
-    events, outcome = Events(view), Outcome()
-    host, _ = load_host("box", None, env=os.environ, last_host=None)
-    with pytest.raises(OpsError) as caught, Session(host, events) as session:
-        deploy(session, load_playbook("tiny"), events, Choices(runs=Path("runs"), detach=True), outcome)
-    return caught.value, outcome
 
 
 def kill_the_agent(desk: Desk) -> None:
@@ -53,7 +29,7 @@ def test_who_took_the_lock_when_is_told(at_desk: Desk) -> None:
     def taken_by_force() -> None:
         assert at_desk.run("unlock", "--force").result["agent"] == "ended"
 
-    error, outcome = deploy_until("verdict", taken_by_force)
+    error, outcome = failed_deploy("verdict", taken_by_force)
     assert (error.kind, error.exit_code, outcome.run) == ("lock_lost", 9, None)
     assert "with `unlock` at 20" in error.what and "UTC" in error.what
     assert error.fix.startswith("nothing was launched")
@@ -64,13 +40,13 @@ def test_who_took_the_lock_when_is_told(at_desk: Desk) -> None:
         assert at_desk.run("unlock", "--force").result["agent"] == "gone"
 
     # nobody is left to tell it
-    error, outcome = deploy_until("verdict", taken_and_killed)
+    error, outcome = failed_deploy("verdict", taken_and_killed)
     assert (error.kind, error.exit_code, outcome.run) == ("lock_lost", 9, None)
     assert "with `unlock` at 20" in error.what and error.fix.startswith("nothing was launched")
 
 
 def test_whether_it_was_launched_is_asked_afterwards(at_desk: Desk) -> None:
-    error, outcome = deploy_until("verdict", lambda: kill_the_agent(at_desk))
+    error, outcome = failed_deploy("verdict", lambda: kill_the_agent(at_desk))
     assert (error.exit_code, outcome.run) == (4, None)
     assert error.fix == "nothing was launched; run the same command again"
     assert at_desk.run("runs").result["runs"] == []
@@ -78,7 +54,7 @@ def test_whether_it_was_launched_is_asked_afterwards(at_desk: Desk) -> None:
     def answer_is_lost() -> None:
         raise TransportError("the link broke", lost=True)
 
-    error, outcome = deploy_until("launched", answer_is_lost)
+    error, outcome = failed_deploy("launched", answer_is_lost)
     (run,) = at_desk.run("runs").result["runs"]
     assert (error.exit_code, outcome.run) == (4, run)
     assert error.fix == f"run {run} was launched, and goes on: `dflash-ops tail-logs -f {run}`"
