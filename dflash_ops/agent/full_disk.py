@@ -9,7 +9,8 @@ from typing import Any, Dict, List, Optional
 
 FULL = "disk_full"
 _WORDS = re.compile(r"(?:No space left on device|Disk quota exceeded)(?:: '(/[^'\n]+)')?")
-_FULL_BYTES = 1 << 20
+FULL_BYTES = 1 << 20
+"""Less is a full disk."""
 _LONGEST_QUOTE = 200
 
 
@@ -31,7 +32,7 @@ def full_disk(place: Path, free: Optional[int], log: List[str]) -> Optional[Dict
     """
     said = next((line for line in reversed(log) if _WORDS.search(line)), None)
     if said is None:
-        if free is None or free >= _FULL_BYTES:
+        if free is None or free >= FULL_BYTES:
             return None
         what = f"the disk of {place} was full when it ended: {free} bytes free"
     else:

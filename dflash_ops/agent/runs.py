@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
@@ -12,6 +13,7 @@ from . import units
 from .arguments import Arguments
 from .errors import AgentError, ExitCode
 from .files import read_json, tail_lines
+from .full_disk import FULL_BYTES, free_bytes
 from .logfiles import LogFolder
 from .processes import Mark, ProcessId, boot_id, process_with
 from .successor import Kind, Outcome, Successor
@@ -198,7 +200,7 @@ class RunFolder:
             "next": None if following is None else following.to_json(),
             "last": self._last_step(),
             "said": self._said(state),
-            "disk_low": self.disk_low(),
+            "disk_low": self.disk_low() or self._full_disk(state),
             "hint": self._hint() if state is RunState.LOST else None,
             "evidence": (self.log.tail() or None) if state in _EVIDENCE_STATES else None,
         }
@@ -206,6 +208,16 @@ class RunFolder:
     def disk_low(self) -> Optional[Dict[str, Any]]:
         """What its supervisor said once of a disk that is nearly full."""
         return read_json(self.path / DISK_LOW)
+
+    def _full_disk(self, state: RunState) -> Optional[Dict[str, Any]]:
+        """The same as anybody sees it: on a full disk its supervisor cannot write it down."""
+        free = free_bytes(self.out) if state is RunState.RUNNING else None
+        if free is None or free >= FULL_BYTES:
+            return None
+        what = (
+            f"the disk of {self.root} is full: {free} bytes are free; `dflash-ops prune --dry-run` shows what could go"
+        )
+        return {"v": 1, "time": time.time(), "free_bytes": free, "checkpoint_bytes": None, "what": what}
 
     def _hint(self) -> Optional[str]:
         """How a run ended that left no exit.json, as far as others tell. It decides nothing."""

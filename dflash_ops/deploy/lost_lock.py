@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_ops.deploy.reconnect import reconnecting
 from dflash_ops.deploy.session import Session
 from dflash_ops.deploy.times import utc
-from dflash_ops.errors import STOPPED, ExitCode, OpsError, TransportError
+from dflash_ops.errors import STOPPED, ExitCode, OpsError, TransportError, printable
 from dflash_ops.transport import Conversation
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _explain(error: OpsError, fate: _Fate, outcome: Outcome) -> None:
     if fate.taken is not None and error.kind != LOST:
         who, command, since = (fate.taken.get(name) for name in ("owner", "command", "since"))
         at = f" at {utc(since)}" if isinstance(since, int | float) else ""
-        error.what = f"this command lost the lock of the host: {who} took the lock over with `{command}`{at}"
+        error.what = printable(f"this command lost the lock of the host: {who} took the lock over with `{command}`{at}")
         error.kind, error.exit_code = LOST, ExitCode.LOCKED
         error.where = error.where or "lock of the host"
     if run is None:
