@@ -43,7 +43,7 @@ def refuse_no_run(name: str, known: Iterable[str], where: str = "RUN") -> None:
     inner = PurePath(name.strip().split(":")[0]).name
     near = [inner] if is_run_name(inner) else difflib.get_close_matches(name[:LONGEST_SHOWN], list(known), n=1)
     raise OpsError(
-        f"{_shown(name)} is no name of a run: letters, digits, '.', '_' or '-', at most 100, the first no sign",
+        f"{_shown(name)} is no name of a run: letters, digits, '.', '_' or '-' (at most 100), no sign first",
         exit_code=ExitCode.USAGE,
         kind="run_name",
         where=where,

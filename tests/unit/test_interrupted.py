@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,27 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def interrupted_status(
+    folder: Path, module: str, number: int, *words: str, before: Callable[[], None] = listen_to_interrupts
+) -> subprocess.CompletedProcess[str]:
+    """`status` that gets the signal when it imports the module. `before`: what whoever starts it does to its signals;
+    tests in the background inherit an ignored SIGINT, a person at a terminal does not."""
+    (folder / "sitecustomize.py").write_text(SENDS_ITSELF)
+    path = os.pathsep.join([str(folder), *filter(None, sys.path)])
+    more = {"PYTHONPATH": path, "AT_IMPORT_OF": module, "SIGNAL": str(int(number)), "HOME": str(folder)}
+    (folder / "hosts").mkdir()
+    (folder / "hosts" / "box.yaml").write_text("transport: local\n")
+    return subprocess.run(
+        [sys.executable, "-m", "dflash_ops", "status", "--host", "box", *words],
+        cwd=folder,
+        env={**os.environ, **more},
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=before,
+    )
+
+
 @pytest.mark.parametrize(
     ("module", "number", "as_json"),
     [
@@ -50,21 +71,7 @@ def handlers() -> Iterator[None]:
     ],
 )
 def test_interrupted_while_it_is_imported(tmp_path: Path, module: str, number: int, as_json: bool) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SENDS_ITSELF)
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    more = {"PYTHONPATH": path, "AT_IMPORT_OF": module, "SIGNAL": str(int(number)), "HOME": str(tmp_path)}
-    (tmp_path / "hosts").mkdir()
-    (tmp_path / "hosts" / "box.yaml").write_text("transport: local\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "dflash_ops", "status", "--host", "box", *(["--json"] if as_json else [])],
-        cwd=tmp_path,
-        env={**os.environ, **more},
-        capture_output=True,
-        text=True,
-        check=False,
-        # tests in the background inherit an ignored SIGINT; a person at a terminal does not
-        preexec_fn=listen_to_interrupts,
-    )
+    done = interrupted_status(tmp_path, module, number, *(["--json"] if as_json else []))
     assert done.returncode == 130, done.stderr
     if as_json:
         assert [json.loads(line)["event"] for line in done.stdout.splitlines()] == ["notice", "result"]
@@ -73,6 +80,16 @@ def test_interrupted_while_it_is_imported(tmp_path: Path, module: str, number: i
         (line,) = done.stderr.splitlines()
         assert line.startswith("note") and "interrupted: type it again" in line
         assert done.stdout == ""
+
+
+@pytest.mark.parametrize("module", ["click", "dflash_ops.deploy.session"])
+def test_under_nohup_a_closed_terminal_is_nothing(tmp_path: Path, module: str) -> None:
+    def nohup() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    done = interrupted_status(tmp_path, module, signal.SIGHUP, before=nohup)
+    # it came to its own end
+    assert done.returncode == 2 and "nothing has run on this host yet" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
