@@ -103,7 +103,7 @@ def command(
 
     said = skip_reason(skip_canary, reason)
     if release is not None:
-        refuse_no_release(release)
+        refuse_no_release(release, asks_host=not dry_run)
     first = None
     if init_from is not None:
         from dflash_ops.deploy.first_weights import parsed

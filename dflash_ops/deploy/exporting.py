@@ -39,7 +39,7 @@ def find_source(runs: Path, run: str | None, step: int | None) -> Source:
     Raises OpsError (exit 2).
     """
     if run is not None:
-        refuse_no_run(run, (path.name for path in runs.glob("*")))
+        refuse_no_run(run, (path.name for path in runs.glob("*")), str(runs))
     # names sort by time
     names = [run] if run is not None else sorted((path.name for path in runs.glob("*")), reverse=True)
     for name in names:

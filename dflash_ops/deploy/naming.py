@@ -15,12 +15,14 @@ DIGITS = 8
 HOW = f"say `current`, `previous` or at least {DIGITS} digits of one; without --release it is built anew"
 WORDS = ("current", "previous")
 LONGEST_SHOWN = 200
-_DIGEST = re.compile(rf"[0-9a-f]{{{DIGITS},64}}")
+_BEGINNING = re.compile(r"[0-9a-f]{1,64}")
 
 
-def refuse_no_release(name: str) -> None:
-    """Raises OpsError (exit 2) where no release can be called so."""
-    if name not in WORDS and not _DIGEST.fullmatch(name):
+def refuse_no_release(name: str, *, asks_host: bool) -> None:
+    """Raises OpsError (exit 2) where no release can be called so. Of one that is only too short a host that is asked
+    can say more: which are there."""
+    short = len(name) < DIGITS and not asks_host
+    if name not in WORDS and (short or not _BEGINNING.fullmatch(name)):
         raise OpsError(
             f"{_shown(name)} is no name of a release",
             exit_code=ExitCode.USAGE,
@@ -45,9 +47,9 @@ def refuse_no_run(name: str, known: Iterable[str], where: str = "RUN") -> None:
     raise OpsError(
         f"{_shown(name)} is no name of a run: letters, digits, '.', '_' or '-' (at most 100), no sign first",
         exit_code=ExitCode.USAGE,
-        kind="run_name",
+        kind="request",
         where=where,
-        fix=f"did you mean '{near[0]}'?" if near else "their names: `dflash-ops runs`",
+        fix=f"did you mean '{near[0]}'?" if near else "their names: dflash-ops runs",
     )
 
 
