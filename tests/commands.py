@@ -79,7 +79,7 @@ class Running:
         for event in self._events():
             if event["event"] == name:
                 return event
-        raise AssertionError(f"ended without {name}: {self._said()}")
+        raise AssertionError(f"ended without {name}: {self._said()}{self.heard[-3:]}")
 
     def rest(self) -> list[Json]:
         """All events from here to the end; `code` is known then."""
