@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,16 +33,6 @@ def writing(path: Path, needed: int | None = None) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
-
-
-def free_bytes(path: Path) -> int | None:
-    """On the disk of `path`, or of what is there of it; None where nobody can say."""
-    for place in (path, *path.absolute().parents):
-        try:
-            return shutil.disk_usage(place).free
-        except OSError:
-            continue
-    return None
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -9,11 +9,12 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from .arguments import Arguments
 from .conversation import Conversation
+from .disk import free_bytes
 from .errors import AgentError, ExitCode
 from .files import fsync_folder, is_safe_relative, remove_tree
 from .fingerprints import BadAsset, Content, HashCache, Listed, content_of
 from .manifest import parents_of
-from .uploads import Archive, free_bytes, upload_archive
+from .uploads import Archive, upload_archive
 from .workdir import WorkDir
 
 _SETTLED = 0

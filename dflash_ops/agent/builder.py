@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 from .builds import Build
+from .disk import free_bytes
 from .environments import MARKER, seal_of
 from .errors import AgentError, ExitCode
 from .files import fsync_folder, open_regular, read_json, remove_tree, tail_lines, write_json
@@ -28,7 +29,6 @@ from .pip_words import explain
 from .processes import signal_group
 from .pythons import base_environment, probe
 from .supervisor import detach
-from .uploads import free_bytes
 from .variables import Variables
 from .workdir import WorkDir
 

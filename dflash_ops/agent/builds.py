@@ -21,6 +21,7 @@ from .accounts import find_account, let_through
 from .arguments import Arguments
 from .conversation import Conversation
 from .devices import search_path
+from .disk import free_bytes
 from .environments import Base, ManagedEnvironment, users_of
 from .errors import AgentError, ExitCode
 from .files import fsync_folder, read_json, remove_tree, write_json
@@ -28,7 +29,6 @@ from .follow import POLL_S, Tail
 from .lockfile import BadLock, Lock, normal_name, parse_lock
 from .processes import Mark
 from .pythons import candidates, find_python
-from .uploads import free_bytes
 from .variables import Variables
 from .workdir import WorkDir
 

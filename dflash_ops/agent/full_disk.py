@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any, Dict, List, Optional
+
+from .disk import free_bytes_near
 
 FULL = "disk_full"
 _WORDS = re.compile(r"(?:No space left on device|Disk quota exceeded)(?:: '(/[^'\n]+)')?")
 FULL_BYTES = 1 << 20
 """Less is a full disk."""
 _LONGEST_QUOTE = 200
-
-
-def free_bytes(path: Path) -> Optional[int]:
-    """On the disk of `path`, or of what is there of it; None where nobody can say."""
-    for place in (path, *path.parents):
-        try:
-            disk = os.statvfs(place)
-        except OSError:
-            continue
-        return disk.f_bavail * disk.f_frsize
-    return None
 
 
 def full_disk(place: Path, free: Optional[int], log: List[str]) -> Optional[Dict[str, Any]]:
@@ -39,7 +29,7 @@ def full_disk(place: Path, free: Optional[int], log: List[str]) -> Optional[Dict
         found = _WORDS.search(said)
         named = found.group(1) if found else None
         if named is not None:
-            place, free = Path(named), free_bytes(Path(named))
+            place, free = Path(named), free_bytes_near(Path(named))
         quote = said.strip()[:_LONGEST_QUOTE]
         what = f"it found no room on the disk ({quote}): {'?' if free is None else free} bytes free for {place}"
     return {"kind": FULL, "what": what, "path": str(place), "free_bytes": free}

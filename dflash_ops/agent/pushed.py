@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Tuple
 
+from .disk import free_bytes
 from .errors import AgentError, ExitCode
 from .files import CHUNK, sha256_stream
-from .uploads import check_space, disk_full, free_bytes, open_alone
+from .uploads import check_space, disk_full, open_alone
 
 
 @dataclass(frozen=True)

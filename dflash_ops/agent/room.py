@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from typing import Any, Callable, Dict, Optional
 
 from .caches import used_bytes
 from .checkpoints import Checkpoint
 from .collect import UNFINISHED, checkpoints
+from .disk import free_bytes
 from .files import write_json
 from .footprint import earlier_checkpoint
 from .runs import DISK_LOW, RunFolder
@@ -48,9 +48,8 @@ class Room:
         size = self._checkpoint_bytes()
         if not size:
             return None
-        disk = os.statvfs(self._folder.path)
         # what is being written is the next one
-        free = disk.f_bavail * disk.f_frsize + self._half_written()
+        free = free_bytes(self._folder.path) + self._half_written()
         if free >= _ROOM_FOR * size:
             return None
         what = f"{_mib(free)} are free on the disk of {self._folder.root} and a checkpoint takes {_mib(size)}: " + (

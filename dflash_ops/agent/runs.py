@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from . import units
 from .arguments import Arguments
+from .disk import free_bytes_near
 from .errors import AgentError, ExitCode
 from .files import read_json, tail_lines
-from .full_disk import FULL_BYTES, free_bytes
+from .full_disk import FULL_BYTES
 from .logfiles import LogFolder
 from .processes import Mark, ProcessId, boot_id, process_with
 from .successor import Kind, Outcome, Successor
@@ -211,7 +212,7 @@ class RunFolder:
 
     def _full_disk(self, state: RunState) -> Optional[Dict[str, Any]]:
         """The same as anybody sees it: on a full disk its supervisor cannot write it down."""
-        free = free_bytes(self.out) if state is RunState.RUNNING else None
+        free = free_bytes_near(self.out) if state is RunState.RUNNING else None
         if free is None or free >= FULL_BYTES:
             return None
         what = (

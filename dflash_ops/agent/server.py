@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, NoReturn
 from .arguments import Arguments
 from .bootstrap import READY, REFUSED
 from .conversation import Conversation
+from .disk import free_bytes
 from .early import Early
 from .errors import AgentError, ClientGone, ExitCode
 from .spare import spend_spare
@@ -173,10 +174,12 @@ def _result(conversation: Conversation, request: Dict[str, Any]) -> Any:
 def _host_error(error: OSError, root: Path) -> AgentError:
     where = str(error.filename or root)
     if error.errno in _FULL:
-        status = os.statvfs(root)
-        free = status.f_bavail * status.f_frsize
         return AgentError(
-            "disk_full", f"no space left on the host: {free} bytes free", where, "make room there", ExitCode.BLOCKED
+            "disk_full",
+            f"no space left on the host: {free_bytes(root)} bytes free",
+            where,
+            "make room there",
+            ExitCode.BLOCKED,
         )
     return AgentError(
         "host",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from .disk import free_bytes
+
 _BYTES = 256 * 1024
 _PLENTY = 16 * 1024 * 1024
 
@@ -13,8 +15,7 @@ def keep_spare(root: Path) -> None:
     """Made while there is plenty of room; a host where that fails has none."""
     path = root / ".spare"
     try:
-        status = os.statvfs(root)
-        if path.exists() or status.f_bavail * status.f_frsize < _PLENTY:
+        if path.exists() or free_bytes(root) < _PLENTY:
             return
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:

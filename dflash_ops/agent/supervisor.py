@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Union
 from . import cgroup
 from .accounts import find_account, popen_options
 from .children import say
+from .disk import free_bytes_near
 from .errors import AgentError
 from .exits import write_exit
 from .files import atomic_write, open_regular, read_json, write_json
-from .full_disk import free_bytes, full_disk
+from .full_disk import full_disk
 from .growth import Growth
 from .joblog import JobLog
 from .masking import Masks
@@ -123,7 +124,7 @@ class Supervisor:
             self._look_at_disk()
             self._sleep(wake)
         # before anything is cleared away
-        self._free = free_bytes(self._prepares or self._folder.out)
+        self._free = free_bytes_near(self._prepares or self._folder.out)
         self._clear()
         self._drain(wake)
         self._look_once_more()

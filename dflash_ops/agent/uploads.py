@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Iterator, Optional
 
 from .conversation import Conversation
+from .disk import free_bytes
 from .errors import AgentError, ExitCode
 from .files import sha256_stream
 
@@ -73,11 +74,6 @@ def open_alone(path: Path) -> Iterator[BinaryIO]:
 
 def _make_or_open(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-
-
-def free_bytes(folder: Path) -> int:
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
 
 
 def check_space(folder: Path, needed: int) -> None:

@@ -13,12 +13,13 @@ from typing import Any, TextIO
 
 import click
 
+from dflash_ops.agent.disk import free_bytes_near
 from dflash_ops.config import Host, all_hosts, load_host
 from dflash_ops.deploy.events import Event, Events
 from dflash_ops.deploy.ledger import Ledger
 from dflash_ops.deploy.naming import is_run_name, refuse_no_run
 from dflash_ops.errors import ExitCode, OpsError
-from dflash_ops.files import FULL, NoRoom, free_bytes
+from dflash_ops.files import FULL, NoRoom
 from dflash_ops.interrupts import in_the_command, is_hung_up
 
 Function = Callable[..., Any]
@@ -210,7 +211,7 @@ def _workstation_error(error: OSError, run: str | None) -> OpsError:
 
 
 def _room(path: Path, needed: int | None) -> str:
-    free = free_bytes(path)
+    free = free_bytes_near(path.absolute())
     said = f"{'?' if free is None else free} bytes free"
     if needed is None:
         return said
