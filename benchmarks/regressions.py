@@ -54,7 +54,10 @@ CUDA = torch.cuda.is_available()
 
 @dataclass(frozen=True)
 class Row:
-    """One canary. `fault` is None for a clean one; `unlike` says where it ended otherwise than the table says."""
+    """One canary. `fault` is None for a clean one; `unlike` says where it ended otherwise than the table says.
+
+    `broke`: why its first process was set aside (None: there was one only).
+    """
 
     fault: str | None
     rules: list[str]
@@ -64,6 +67,7 @@ class Row:
     seconds: float
     good: bool
     unlike: str | None
+    broke: str | None
 
 
 class Bench:
@@ -106,7 +110,8 @@ class Bench:
             return run_canary(slot, root, settings, work)
         finally:
             self._slots.put(slot)
-            shutil.rmtree(work / "out", ignore_errors=True)
+            for out in work.glob("out*"):
+                shutil.rmtree(out, ignore_errors=True)
 
     def _keep(self, row: Row, name: str, canary: Canary) -> None:
         self.rows.append(row)
@@ -135,6 +140,7 @@ def _row(fault: str | None, rules: list[str], canary: Canary, *, good: bool, unl
         seconds=round(canary.seconds, 1),
         good=good,
         unlike=unlike,
+        broke=canary.broke,
     )
 
 
@@ -191,6 +197,7 @@ def _write(out: Path, rows: Sequence[Row], seconds: float) -> None:
     ]
     told = [f"* `{row.fault}`: {_cell(row.unlike)}" for row in faults if row.unlike]
     alarms = [f"* {_cell(row.message)}" for row in clean if not row.good]
+    broke = [f"* `{row.fault or 'clean'}`: {_cell(row.broke)}" for row in rows if row.broke]
     text = [
         f"# Faults, {time.strftime('%Y-%m-%d')}, {_device()}, torch {torch.__version__}",
         "",
@@ -200,6 +207,7 @@ def _write(out: Path, rows: Sequence[Row], seconds: float) -> None:
         *lines,
         *(["", "Stopped otherwise than tests/regressions/README.md says:", "", *told] if told else []),
         *(["", "False alarms:", "", *alarms] if alarms else []),
+        *(["", "In a second process, since the first one broke:", "", *broke] if broke else []),
     ]
     (out / "regressions.md").write_text("\n".join(text) + "\n")
     figures = {
@@ -207,6 +215,7 @@ def _write(out: Path, rows: Sequence[Row], seconds: float) -> None:
         "stopped": sum(row.good for row in faults),
         "clean": len(clean),
         "false_alarms": len(alarms),
+        "second_processes": len(broke),
         "seconds": round(seconds),
     }
     claim = {

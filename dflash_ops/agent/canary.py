@@ -47,6 +47,11 @@ def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         out.mkdir(mode=0o700)
         work.record("canary_start", **about, playbook=job.playbook, shared_gpus=shared)
         ending = run_verb(conversation, job, "canary", name=name, folder=folder, out=out, timeout_s=timeout_s)
+        why = _broken(ending, read_json(out / "evidence.json"))
+        if why is not None:
+            work.record("canary_again", **about, why=job.variables.masks.text(why))
+            _set_aside(folder, out)
+            ending = run_verb(conversation, job, "canary", name=name, folder=folder, out=out, timeout_s=timeout_s)
 
     if ending.code == REFUSED and not ending.deadline:
         # no verdict: nothing was proven of the workload, and what was refused may be none of it (its data, say)
@@ -70,6 +75,24 @@ def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         remove_tree(out)
     _prune(work, folder)
     return {"verdict": verdict.to_json()}
+
+
+def _broken(ending: Ending, evidence: Optional[Dict[str, Any]]) -> Optional[str]:
+    """Why this canary says nothing of the workload: its process broke, and a new one may answer."""
+    if evidence is None or ending.code != _EXIT_CODES[Outcome.INCONCLUSIVE] or ending.deadline:
+        return None
+    if _claimed(evidence) is not Outcome.INCONCLUSIVE:
+        return None
+    why = evidence.get("again")
+    return why if isinstance(why, str) and why else None
+
+
+def _set_aside(folder: Path, out: Path) -> None:
+    """Makes room for the second process; what the first one found stays beside it."""
+    for path, kept in ((folder / "log", "log.first"), (out / "evidence.json", "evidence.first.json")):
+        path.replace(folder / kept)
+    remove_tree(out)
+    out.mkdir(mode=0o700)
 
 
 def decide(ending: Ending, evidence: Optional[Dict[str, Any]], log: Path) -> Tuple[Outcome, Dict[str, Any]]:

@@ -59,6 +59,38 @@ def test_evidence_and_exit_agree_or_the_death_decides(
     assert answer["holds"] == (outcome == "pass")
 
 
+@pytest.mark.parametrize(("second", "code"), [("pass", 0), ("fail", 6), ("inconclusive", 7)])
+def test_a_canary_whose_process_broke_runs_once_more_and_that_one_decides(
+    agent: Agent, work: Path, staged: Packed, second: str, code: int
+) -> None:
+    verdict = verdict_of(agent, staged, broken=1, evidence=second, exit=code)
+    assert (verdict["outcome"], verdict["evidence"]["summary"]) == (second, "as told")
+    folder = (work / verdict["log"]).parent
+    assert json.loads((folder / "evidence.first.json").read_text())["again"] == "it broke"
+    logs = [(folder / name).read_text() for name in ("log.first", "log")]
+    assert [log.count("canary of None") for log in logs] == [1, 1]
+    events = [json.loads(line) for line in (work / "events.ndjson").read_text().splitlines()]
+    assert [each["why"] for each in events if each["event"] == "canary_again"] == ["it broke"]
+
+
+def test_a_canary_whose_process_breaks_twice_is_inconclusive(agent: Agent, work: Path, staged: Packed) -> None:
+    verdict = verdict_of(agent, staged, broken=9, evidence="pass")
+    assert (verdict["outcome"], verdict["evidence"]["summary"]) == ("inconclusive", "a control broke")
+    assert (work / "cache" / "canaries").read_text() == "2"
+
+
+@pytest.mark.parametrize(
+    ("told", "code"),
+    [({"outcome": "fail"}, 6), ({"outcome": "pass"}, 7), ({"again": ""}, 7), ({"again": 1}, 7), ({}, 6)],
+)
+def test_no_other_canary_runs_twice(
+    agent: Agent, work: Path, staged: Packed, told: dict[str, object], code: int
+) -> None:
+    verdict = verdict_of(agent, staged, broken=1, told=told, code=code, evidence="pass")
+    assert verdict["outcome"] != "pass"
+    assert (work / "cache" / "canaries").read_text() == "1"
+
+
 def test_a_canary_over_its_deadline_is_inconclusive_and_shows_its_stacks(agent: Agent, staged: Packed) -> None:
     # time enough for its Python to start
     reply = agent.call("canary", timeout_s=4, **job(staged, hang=True, evidence="pass"))

@@ -39,3 +39,21 @@ def test_what_is_worse_than_a_warning_decides(tmp_path: Path) -> None:
 
 def test_nothing_checked_is_nothing_proven(tmp_path: Path) -> None:
     assert written(tmp_path / "out", ("memory", Outcome.NOT_CHECKED))[0] == 7
+
+
+@pytest.mark.parametrize(
+    ("others", "again"),
+    [
+        ([], True),
+        ([Check("gradients", 0, Outcome.PASS, "right")], True),
+        ([Check("reference", None, Outcome.INCONCLUSIVE, "no room")], False),
+        ([Check("gradients", 0, Outcome.FAIL, "wrong")], False),
+    ],
+)
+def test_only_a_broken_check_asks_for_another_process(tmp_path: Path, others: list[Check], again: bool) -> None:
+    evidence = Evidence(tmp_path)
+    for check in (*others, Check("control_graphs", None, Outcome.INCONCLUSIVE, "it raised", broken=True)):
+        evidence.add(check)
+    evidence.write("proven")
+    found = json.loads((tmp_path / "evidence.json").read_text())
+    assert found.get("again") == ("control_graphs: it raised" if again else None)

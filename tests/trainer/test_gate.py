@@ -239,7 +239,9 @@ def test_a_control_that_raises_leaves_the_numbers_verdict(
 
     monkeypatch.setattr(controls, "own_code_objects", raises)
     assert run_canary(settings_from_json(ready(strategy="reduce-overhead")), tmp_path) == 7
-    checks = {each["id"]: each for each in json.loads((tmp_path / "evidence.json").read_text())["checks"]}
+    evidence = json.loads((tmp_path / "evidence.json").read_text())
+    assert evidence["again"] == evidence["summary"]
+    checks = {each["id"]: each for each in evidence["checks"]}
     assert checks["control_code_objects"]["outcome"] == "inconclusive"
     assert checks["control_code_objects"]["summary"].endswith("TypeError: torch lost its head")
     assert checks["gradients"]["outcome"] == "pass"

@@ -39,7 +39,8 @@ def _kept(found: list[Check], name: str) -> Iterator[None]:
         yield
     except Exception as error:
         traceback.print_exc()
-        found.append(Check(name, None, Outcome.INCONCLUSIVE, f"the control itself failed: {told_whole(error)}"))
+        why = f"the control itself failed: {told_whole(error)}"
+        found.append(Check(name, None, Outcome.INCONCLUSIVE, why, broken=True))
 
 
 def _shared_code(parts: Parts) -> Check:

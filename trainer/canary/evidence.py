@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -35,13 +35,17 @@ EXIT_CODES = {Outcome.PASS: 0, Outcome.FAIL: 6, Outcome.INCONCLUSIVE: 7}
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `worker` is the drafter's index, None for a check of the whole; `figures` are finite numbers."""
+    """One finding. `worker` is the drafter's index, None for a check of the whole; `figures` are finite numbers.
+
+    `broken`: the check itself could not run, which says nothing of what it checks.
+    """
 
     id: str
     worker: int | None
     outcome: Outcome
     summary: str
     figures: Mapping[str, float] = field(default_factory=dict)
+    broken: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As docs/trainer-contract.md has it; a figure that is no number is left out, since JSON has none."""
@@ -110,6 +114,7 @@ class Evidence:
         if outcome is not Outcome.PASS and worst is not None:
             who = "" if worst.worker is None else f" (drafter {worst.worker})"
             summary = f"{worst.id}{who}: {worst.summary.strip().splitlines()[-1]}"
+        again = {"again": summary} if outcome is Outcome.INCONCLUSIVE and _only_broken(checks) else {}
         with self._lock:
             if self._written is None:
                 seconds = round(time.monotonic() - self._started, 3)
@@ -119,8 +124,14 @@ class Evidence:
                     "summary": summary,
                     "checks": [check.to_json() for check in checks],
                     **self._about,
+                    **again,
                     "figures": {"seconds": seconds, **self._seconds},
                 }
                 write_json(self._path, value)
                 self._written = outcome
             return EXIT_CODES[self._written]
+
+
+def _only_broken(checks: Sequence[Check]) -> bool:
+    undecided = [check for check in checks if check.outcome is Outcome.INCONCLUSIVE]
+    return bool(undecided) and all(check.broken for check in undecided)
