@@ -17,16 +17,16 @@ import torch
 from gpu_steps import keep_claim, run_cases
 
 SOURCES = ["trainer"]
-STRATEGIES = ("reduce-overhead", "whole-step")
+KINDS = (("reduce-overhead", 1), ("whole-step", 1), ("whole-step", 4))
 LARGE_AT_ONCE = 2
 """Each takes some 35 GiB of every GPU that it is on."""
 
 
-def small_cases(model: str, gpus: int, steps: int, strategies: Sequence[str]) -> list[dict[str, Any]]:
-    """Each strategy on one GPU, on all with one replica each, and with two each."""
+def small_cases(model: str, gpus: int, steps: int, kinds: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Each strategy and number of rows on one GPU, on all with one replica each, and with two each."""
     found: list[dict[str, Any]] = []
-    for strategy in strategies:
-        case = {"model": model, "strategy": strategy, "steps": steps}
+    for strategy, rows in kinds:
+        case = {"model": model, "strategy": strategy, "rows": rows, "steps": steps}
         several = {**case, "gpus": gpus, "exchange": True}
         found += [case, {**several, "replicas": gpus}, {**several, "replicas": 2 * gpus}]
     return found
@@ -46,10 +46,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         if gpus:
-            found = run_cases(small_cases("drafter-135m", gpus, 100, STRATEGIES), scratch)
+            found = run_cases(small_cases("drafter-135m", gpus, 100, KINDS), scratch)
             found += run_cases(large_cases(gpus), scratch, at_once=LARGE_AT_ONCE)
         else:
-            found = run_cases(small_cases("drafter-tiny", 2, 3, ("eager",)), scratch)
+            found = run_cases(small_cases("drafter-tiny", 2, 3, (("eager", 1), ("eager", 2))), scratch)
     table = "\n".join(_table(found))
     print(table)
     if gpus:
@@ -59,28 +59,33 @@ def main() -> None:
 
 def _table(found: list[dict[str, Any]]) -> list[str]:
     alone = {
-        (each["case"]["model"], each["case"]["strategy"]): each["steps_a_second_all"]
+        _kind(each["case"]): each["steps_a_second_all"]
         for each in found
         if "failed" not in each and not each["case"].get("exchange")
     }
     lines = [
-        "| model | strategy | replicas | ms a step | samples/s | of one GPU's x GPUs | exchange, ms | its share |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | strategy | rows | replicas | ms a step | samples/s | of one GPU's x GPUs | exchange, ms "
+        "| its share |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for each in found:
-        case = each["case"]
-        start = f"| {case['model']} | {case['strategy']} | {case.get('replicas', 1)} on {case.get('gpus', 1)} "
+        case, rows = each["case"], each["case"].get("rows", 1)
+        start = f"| {case['model']} | {case['strategy']} | {rows} | {case.get('replicas', 1)} on {case.get('gpus', 1)} "
         if "failed" in each:
             lines.append(f"{start}| failed: {each['failed'].splitlines()[-1]} |||||")
             continue
         rate = each["steps_a_second_all"]
-        one = alone.get((case["model"], case["strategy"]))
+        one = alone.get(_kind(case))
         scaling = f"{rate / (one * case.get('gpus', 1)):.3f}" if one else ""
         exchange, share = "", ""
         if "exchange_ms" in each:
             exchange, share = f"{each['exchange_ms']:.3f}", f"{each['exchange_ms'] / each['ms_a_step']:.1%}"
-        lines.append(f"{start}| {each['ms_a_step']:.3f} | {rate:.2f} | {scaling} | {exchange} | {share} |")
+        lines.append(f"{start}| {each['ms_a_step']:.3f} | {rows * rate:.2f} | {scaling} | {exchange} | {share} |")
     return lines
+
+
+def _kind(case: dict[str, Any]) -> tuple[Any, ...]:
+    return case["model"], case["strategy"], case.get("rows", 1)
 
 
 if __name__ == "__main__":
