@@ -1,4 +1,4 @@
-"""Who sees whom in training: the four rules of DFlash's attention mask, dense (SDPA) and for flex attention.
+"""Who sees whom in training: the four rules of DFlash's attention mask, dense (SDPA) and for our own kernels.
 
 Keys are [context S | block 0 | ... | block A-1], queries are the blocks only:
 
@@ -14,18 +14,26 @@ less by rules 1 and 2, as its `drafter_config.SlidingWindow` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
 from trainer.anchors import Anchors
 from trainer.drafter_config import DrafterConfig, SlidingWindow
 
-MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-_TILE = 128
+
+class BlockRanges(NamedTuple):
+    """A mask as the kernels of `block_attention` read it.
+
+    The context of a query is its keys start .. end - 1: `starts` and `ends` int32 [N, A * B], contiguous; what lies
+    outside the context does not count. Of its own block it sees all, or where `causal` all up to itself.
+    """
+
+    starts: Tensor
+    ends: Tensor
+    block_size: int
+    causal: bool
 
 
 def context_limits(anchors: Anchors, lengths: Tensor) -> Tensor:
@@ -72,90 +80,8 @@ def context_ranges(limits: Tensor, block_size: int, window: SlidingWindow | None
     return starts.flatten(1), ends.flatten(1)
 
 
-def block_mask_mod(limits: Tensor, seq_len: int, block_size: int, window: SlidingWindow | None = None) -> MaskMod:
-    """The same rules as a flex attention `mask_mod(batch, head, query, key)`, of `context_limits`."""
-    # plain numbers: this is traced into the attention kernel
-    reach, step = (window.reach, window.step) if window else (seq_len, 0)
-    sliding, causal = window is not None, window is not None and window.causal
-
-    def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        slot = query // block_size
-        own = (key >= seq_len) & ((key - seq_len) // block_size == slot)
-        if not sliding:
-            return (key < limits[batch, slot]) | own
-        limit = limits[batch, slot]
-        context = (key < limit) & (key >= limit - reach + step * (query - slot * block_size))
-        return context | (own & (key - seq_len <= query) if causal else own)
-
-    return mask_mod
-
-
-class FlexMask:
-    """Makes the flex attention mask of one bucket from `context_limits`, long [N, `slots`].
-
-    The same as `create_block_mask` gives, without ever having the mask itself (92 million entries at 3072 tokens and
-    512 blocks of 16): a tile's count of visible entries is a sum over queries. Only kernels of its device, no value
-    comes to the host, so that it may be inside a CUDA graph. The tile size stays at flex attention's 128: the drafter's
-    block size there fails in Inductor's lowering.
-    """
-
-    def __init__(
-        self, seq_len: int, block_size: int, slots: int, device: torch.device, window: SlidingWindow | None = None
-    ) -> None:
-        self._seq_len = seq_len
-        self._block_size = block_size
-        self._window = window
-        queries = slots * block_size
-        self._lengths = (queries, seq_len + queries)
-        self._key_tiles = torch.arange(-(-self._lengths[1] // _TILE), device=device) * _TILE
-        query = torch.arange(queries, device=device)
-        first = query // block_size * block_size
-        last = query if window is not None and window.causal else first + block_size - 1
-        own = _overlap(self._key_tiles, seq_len + first[:, None], seq_len + last[:, None] + 1)
-        self._own = _by_query_tile(own[None])
-
-    def __call__(self, limits: Tensor) -> BlockMask:
-        """The mask of `limits`, which it goes on reading."""
-        starts, ends = context_ranges(limits, self._block_size, self._window)
-        visible = _by_query_tile(_overlap(self._key_tiles, starts[:, :, None], ends[:, :, None])) + self._own
-        full = visible == _TILE * _TILE
-        partial = (visible > 0) & ~full
-        # one by one: parts of a stacked tensor would not be aligned as compiled code wants its inputs
-        kv_counts, kv_tiles = _in_order(partial)
-        full_kv_counts, full_kv_tiles = _in_order(full)
-        q_counts, q_tiles = _in_order(partial.transpose(-2, -1))
-        full_q_counts, full_q_tiles = _in_order(full.transpose(-2, -1))
-        return BlockMask(
-            seq_lengths=self._lengths,
-            kv_num_blocks=kv_counts,
-            kv_indices=kv_tiles,
-            full_kv_num_blocks=full_kv_counts,
-            full_kv_indices=full_kv_tiles,
-            q_num_blocks=q_counts,
-            q_indices=q_tiles,
-            full_q_num_blocks=full_q_counts,
-            full_q_indices=full_q_tiles,
-            BLOCK_SIZE=(_TILE, _TILE),
-            mask_mod=block_mask_mod(limits, self._seq_len, self._block_size, self._window),
-        )
-
-
-def _overlap(tiles: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
-    """How much of [start, end) lies in each tile."""
-    return (torch.minimum(tiles + _TILE, ends) - torch.maximum(tiles, starts)).clamp(min=0)
-
-
-def _by_query_tile(counts: Tensor) -> Tensor:
-    """[N, queries, key tiles] summed over the queries of each tile."""
-    padding = -counts.shape[1] % _TILE
-    return F.pad(counts, (0, 0, 0, padding)).unflatten(1, (-1, _TILE)).sum(dim=2)
-
-
-def _in_order(tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """Of bool [N, rows, columns]: how many of each row are True, [N, 1, rows], and its columns, those first.
-
-    Both int32 and contiguous; columns [N, 1, rows, columns].
-    """
-    ones = tiles[:, None].to(torch.int32, memory_format=torch.contiguous_format)
-    order = torch.argsort(ones, dim=-1, descending=True, stable=True)
-    return ones.sum(dim=-1, dtype=torch.int32), order.to(torch.int32)
+def block_ranges(limits: Tensor, block_size: int, window: SlidingWindow | None = None) -> BlockRanges:
+    """The same rules for the kernels, from `context_limits`: no value comes to the host."""
+    starts, ends = context_ranges(limits, block_size, window)
+    narrow = [each.to(torch.int32, memory_format=torch.contiguous_format) for each in (starts, ends)]
+    return BlockRanges(narrow[0], narrow[1], block_size, window is not None and window.causal)

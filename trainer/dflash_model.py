@@ -15,9 +15,9 @@ from typing import TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from trainer.block_mask import dense_mask_of
+from trainer.block_attention import attend
+from trainer.block_mask import BlockRanges, dense_mask_of
 from trainer.drafter_config import (
     DrafterConfig,
     create_drafter_config,
@@ -32,7 +32,7 @@ __all__ = [
     "default_target_layer_ids",
 ]
 
-Mask = Tensor | BlockMask | None
+Mask = Tensor | BlockRanges | None
 _M = TypeVar("_M")
 
 
@@ -112,13 +112,12 @@ class _Attention(nn.Module):
     def forward(self, block: Tensor, context: tuple[Tensor, Tensor], rotary: _Rotary, mask: Mask) -> Tensor:
         """`block` [N, Q, D] over the context's keys and values and its own; mask None: everything is seen."""
         queries = rotary.rotate(self.q_norm(self._heads(self.q_proj(block))))
-        own_keys, own_values = self.keys_values(block, rotary)
-        keys = torch.cat([context[0], own_keys], dim=2)
-        values = torch.cat([context[1], own_values], dim=2)
-        if isinstance(mask, BlockMask):
-            mixed = flex_attention(queries, keys, values, block_mask=mask, enable_gqa=self.grouped)
-            assert isinstance(mixed, Tensor)
+        own = self.keys_values(block, rotary)
+        if isinstance(mask, BlockRanges):
+            mixed = attend(queries, context, own, mask)
         else:
+            keys = torch.cat([context[0], own[0]], dim=2)
+            values = torch.cat([context[1], own[1]], dim=2)
             mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=self.grouped)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
@@ -213,7 +212,7 @@ class DFlashDrafter(nn.Module):
         return [masks[kind] for kind in self._layer_masks]
 
     def forward(
-        self, block_embeddings: Tensor, target_hidden: Tensor, anchors: Tensor, *masks: Tensor | BlockMask
+        self, block_embeddings: Tensor, target_hidden: Tensor, anchors: Tensor, *masks: Tensor | BlockRanges
     ) -> Tensor:
         """Draft all blocks of a batch at once: the final hidden states [N, A * B, D].
 
@@ -221,8 +220,7 @@ class DFlashDrafter(nn.Module):
         `target_hidden` [N, S, K * D]: the target's states at config.target_layer_ids, concatenated.
         `anchors` long [N, A]: slot k of a block is at position anchor + k, context token t at t.
         `masks`: one for each of config.attention_types, in that order: bool [N, 1, A * B, S + A * B] for
-        scaled-dot-product attention (any device), or a flex BlockMask of the same meaning (compiled CUDA; flex
-        attention has no backward on CPUs).
+        scaled-dot-product attention (any device), or `BlockRanges` of the same meaning for `block_attention` (CUDA).
         Compiles with fullgraph=True and static shapes.
         """
         rows, context_length = target_hidden.shape[:2]

@@ -22,10 +22,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask
 
 from trainer.anchors import Anchors, block_token_ids
-from trainer.block_mask import FlexMask, context_limits, dense_mask_of
+from trainer.block_mask import BlockRanges, block_ranges, context_limits, dense_mask_of
 from trainer.compile import Loss, Optimizer, Prepared, StepDefinition, StepPlan, Strategy, compiled_step
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.loss import DFLASH, block_loss
@@ -117,19 +116,15 @@ class FrozenHead:
     head_weight: Tensor
 
 
-MasksOf = Callable[[Tensor], tuple[Tensor | BlockMask, ...]]
+MasksOf = Callable[[Tensor], tuple[Tensor | BlockRanges, ...]]
 """The masks of given context limits, long [N, A]: one for each of the drafter's `attention_types`."""
 
 
-def mask_builder(config: DrafterConfig, device: torch.device, seq_len: int, slots: int, *, compiled: bool) -> MasksOf:
-    """How a step makes its masks: for flex attention in compiled code on CUDA, dense for SDPA everywhere else.
-
-    Flex attention has no backward on a CPU, and uncompiled it holds all scores of all heads at once.
-    """
+def mask_builder(config: DrafterConfig, device: torch.device, seq_len: int, *, compiled: bool) -> MasksOf:
+    """How a step makes its masks: for `block_attention` in compiled code on CUDA, dense for SDPA everywhere else."""
     size, windows = config.block_size, [config.window_of(kind) for kind in config.attention_types]
     if compiled and device.type == "cuda":
-        flex = [FlexMask(seq_len, size, slots, device, window) for window in windows]
-        return lambda limits: tuple(each(limits) for each in flex)
+        return lambda limits: tuple(block_ranges(limits, size, window) for window in windows)
     return lambda limits: tuple(dense_mask_of(limits, seq_len, size, window) for window in windows)
 
 
@@ -157,7 +152,7 @@ class DrafterStep:
         loss_type: str = DFLASH,
     ) -> None:
         config, device, dtype = drafter.config, frozen.embed_weight.device, frozen.embed_weight.dtype
-        masks = {each: mask_builder(config, device, each, slots, compiled=strategy.compiles) for each in buckets}
+        masks = {each: mask_builder(config, device, each, compiled=strategy.compiles) for each in buckets}
         definition = StepDefinition(
             module=drafter,
             loss=_loss(drafter, frozen, loss_type),
@@ -203,10 +198,8 @@ def _prepare(config: DrafterConfig, masks: Mapping[int, MasksOf]) -> Callable[..
     ) -> Prepared:
         anchors, size = Anchors(positions, keep), config.block_size
         ids = block_token_ids(input_ids, anchors, size, config.mask_token_id)
-        limits = context_limits(anchors, lengths)
-        seen = masks[input_ids.shape[1]](limits)
-        # the masks go on reading `limits`
-        return Prepared((ids, features, positions, labels, weights, normaliser, *seen), read=(limits,))
+        seen = masks[input_ids.shape[1]](context_limits(anchors, lengths))
+        return Prepared((ids, features, positions, labels, weights, normaliser, *seen))
 
     return prepare
 
@@ -220,7 +213,7 @@ def _loss(drafter: DFlashDrafter, frozen: FrozenHead, loss_type: str) -> Loss:
         weights: Tensor,
         normaliser: Tensor,
         /,
-        *masks: Tensor | BlockMask,
+        *masks: Tensor | BlockRanges,
     ) -> tuple[Tensor, Tensor]:
         """Normalised loss (with gradient), and the four sums of `StepStats`."""
         block = nn.functional.embedding(ids, frozen.embed_weight)

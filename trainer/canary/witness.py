@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask
 
 from trainer.anchors import block_token_ids
-from trainer.block_mask import context_limits
+from trainer.block_mask import BlockRanges, context_limits
 from trainer.compile import private_function
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.exchange import Exchange
@@ -79,15 +78,14 @@ class HiddenFunction:
     """The drafter's hidden states, compiled as the run compiles its step, in a code object of its own."""
 
     def __init__(self, parts: Parts, drafter: DFlashDrafter, frozen: FrozenHead, worker: int) -> None:
-        def hidden(ids: Tensor, features: Tensor, positions: Tensor, *masks: Tensor | BlockMask) -> Tensor:
+        def hidden(ids: Tensor, features: Tensor, positions: Tensor, *masks: Tensor | BlockRanges) -> Tensor:
             return drafter(nn.functional.embedding(ids, frozen.embed_weight), features, positions, *masks)
 
         self._config: DrafterConfig = drafter.config
         work, device = parts.settings.workload, frozen.embed_weight.device
         compiled = parts.strategy.compiles
         self._masks = {
-            bucket: mask_builder(drafter.config, device, bucket, work.anchors, compiled=compiled)
-            for bucket in work.buckets
+            bucket: mask_builder(drafter.config, device, bucket, compiled=compiled) for bucket in work.buckets
         }
         self._functions: dict[int, Callable[..., Tensor]] = {
             bucket: parts.strategy.compile(private_function(hidden, f"canary_{worker}_bucket_{bucket}"))
@@ -99,8 +97,7 @@ class HiddenFunction:
         """[N, A * B, D], on the device; the next call may write into it again."""
         bucket, size = batch.input_ids.shape[1], self._config.block_size
         ids = block_token_ids(batch.input_ids, batch.anchors, size, self._config.mask_token_id)
-        limits = context_limits(batch.anchors, batch.lengths)
-        masks = self._masks[bucket](limits)
+        masks = self._masks[bucket](context_limits(batch.anchors, batch.lengths))
         return self._functions[bucket](ids, batch.features, batch.anchors.positions, *masks)
 
 

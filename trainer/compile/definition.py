@@ -7,25 +7,23 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask
 
-Argument = Tensor | BlockMask
+Argument = Tensor | tuple[Tensor | int | bool, ...]
 Loss = Callable[..., tuple[Tensor, Tensor]]
 """Takes `Prepared.arguments`; gives a scalar to differentiate, and what the caller wants to see of the step."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the loss takes. `read`: tensors that an argument refers to (a BlockMask's mask_mod), and are none."""
+    """What the loss takes: tensors, and tuples of tensors and of numbers that never change."""
 
     arguments: tuple[Argument, ...]
-    read: tuple[Tensor, ...] = ()
 
     def tensors(self) -> list[Tensor]:
         """Every tensor of it, in a fixed order."""
-        found: list[Tensor] = list(self.read)
+        found: list[Tensor] = []
         for value in self.arguments:
-            parts = value.as_tuple() if isinstance(value, BlockMask) else (value,)
+            parts = value if isinstance(value, tuple) else (value,)
             found.extend(part for part in parts if isinstance(part, Tensor))
         return found
 
