@@ -14,6 +14,10 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 import torch
 
+if not torch.cuda.is_available():
+    # read when triton is first imported: its kernels then run here too, written out in numpy
+    os.environ["TRITON_INTERPRET"] = "1"
+
 from tests.trainer.tiny_target import build_tiny_target, write_prompts
 
 
