@@ -62,6 +62,24 @@ class _Norm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
+# opaque to the compiler, which would make them again inside every layer's kernels, element by element
+@torch.library.custom_op("dflash::rotary_tables", mutates_args=())
+def _rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """cos and sin of `_Rotary`, for `positions` [N or 1, P]."""
+    even = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
+    frequency = 1.0 / theta ** (even / head_dim)
+    angle = positions[:, None, :, None].to(torch.float32) * frequency
+    angle = torch.cat([angle, angle], dim=-1)
+    return angle.cos(), angle.sin()
+
+
+@_rotary_tables.register_fake
+def _(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    rows, count = positions.shape
+    cos = torch.empty((rows, 1, count, head_dim), dtype=torch.float32, device=positions.device)
+    return cos, torch.empty_like(cos)
+
+
 @dataclass(frozen=True)
 class _Rotary:
     """cos and sin, float32, [N or 1, 1, positions, head_dim]."""
@@ -72,11 +90,7 @@ class _Rotary:
     @staticmethod
     def at(positions: Tensor, head_dim: int, theta: float) -> _Rotary:
         """Tables for `positions` [N or 1, P]; made here, since a buffer would follow `.to(bfloat16)`."""
-        even = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
-        frequency = 1.0 / theta ** (even / head_dim)
-        angle = positions[:, None, :, None].to(torch.float32) * frequency
-        angle = torch.cat([angle, angle], dim=-1)
-        return _Rotary(angle.cos(), angle.sin())
+        return _Rotary(*_rotary_tables(positions, head_dim, theta))
 
     def rotate(self, x: Tensor) -> Tensor:
         """Rotate heads `x` [N, heads, P, head_dim]; the two halves of a head are a pair (Llama, Qwen3)."""

@@ -161,24 +161,45 @@ def _head_pass(
 
     Between them: right answers among the first rows, of those that `first_counts` has.
     """
-    wide = torch.promote_types(rows.dtype, torch.float32)
     first_rows = first_counts.shape[0]
     correct = torch.zeros((), dtype=torch.float32, device=rows.device)
-    words = torch.arange(head_weight.shape[0], device=rows.device)
     gradients, losses = [], []
     for start in range(0, rows.shape[0], chunk):
         part = slice(start, start + chunk)
-        label = labels[part]
-        logits = torch.mm(rows[part], head_weight.t()).to(wide)
-        log_sum = logits.logsumexp(dim=1)
-        losses.append(log_sum - logits.gather(1, label[:, None])[:, 0])
-        if start < first_rows:
-            firsts = min(first_rows - start, label.shape[0])
-            hit = (logits[:firsts].argmax(dim=1) == label[:firsts]) & first_counts[part][:firsts]
-            correct = correct + hit.sum()
+        logits = torch.mm(rows[part], head_weight.t())
+        firsts = max(0, min(first_rows - start, logits.shape[0]))
+        loss, hits, error = _row_losses(logits, labels[part], firsts, with_gradient=with_gradient)
+        losses.append(loss)
+        if firsts:
+            correct = correct + (hits & first_counts[part][:firsts]).sum()
         if with_gradient:
-            # p - 1 at the label is taken before rounding: after it, a confident row would lose all digits
-            error = (logits - log_sum[:, None]).exp() - (words == label[:, None]).to(wide)
-            gradients.append(torch.mm(error.to(rows.dtype), head_weight))
+            gradients.append(torch.mm(error, head_weight))
     gradient = torch.cat(gradients) if gradients else rows.new_empty(0)
     return torch.cat(losses), correct, gradient
+
+
+def _row_losses(logits: Tensor, labels: Tensor, firsts: int, *, with_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """-log p(label) of each row, which of the first rows are right, and the gradient by the logits in their dtype.
+
+    The logits are used up; without `with_gradient` the last of the three means nothing.
+    """
+    if _fused(logits):
+        # triton is only where there is a GPU
+        from trainer.fused_cross_entropy import cross_entropy_
+
+        losses, hits = cross_entropy_(logits, labels, firsts, with_gradient)
+        return losses, hits, logits
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_sum = wide.logsumexp(dim=1)
+    losses = log_sum - wide.gather(1, labels[:, None])[:, 0]
+    hits = wide[:firsts].argmax(dim=1) == labels[:firsts]
+    if not with_gradient:
+        return losses, hits, logits
+    # p - 1 at the label is taken before rounding: after it, a confident row would lose all digits
+    at_label = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
+    error = (wide - log_sum[:, None]).exp() - at_label.to(wide.dtype)
+    return losses, hits, error.to(logits.dtype)
+
+
+def _fused(logits: Tensor) -> bool:
+    return logits.is_cuda and logits.dtype != torch.float64

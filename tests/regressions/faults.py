@@ -303,6 +303,12 @@ _STEP = (
         cpu=Check("gradients", "worst in"),
     ),
     Fault(
+        "fused-loss-a-little-short",
+        what="the kernel of the loss on a GPU takes 0.9 from the label's probability, not 1",
+        lost="a tenth of every gradient towards the right word",
+        cuda=Check("gradients", "worst in"),
+    ),
+    Fault(
         "wrong-gradient-one-worker",
         what="one parameter's gradient is 1% too large in one worker",
         lost="a run that looks right",

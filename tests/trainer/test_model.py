@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._inductor.utils import run_and_get_code
 
 from tests.trainer.drafting import CONFIG, batch, drafter, generator, windows
 from tests.trainer.reference import reference_hidden, reference_loss
@@ -164,6 +166,17 @@ def test_a_step_is_one_graph_and_gives_the_same_gradients():
     torch.compile(step, fullgraph=True, dynamic=False, backend="aot_eager")(compiled).backward()
     for (name, one), two in zip(eager.named_parameters(), compiled.parameters(), strict=True):
         torch.testing.assert_close(one.grad, two.grad, msg=name)
+
+
+@pytest.mark.compiles
+def test_compiled_layers_read_one_table_of_rotations():
+    data, model = batch(6, dtype=torch.float32), drafter(5, torch.float32)
+    arguments = (data.block_embeddings, data.target_hidden, data.anchors.positions, *data.masks)
+    hidden, (code, *_) = run_and_get_code(torch.compile(model, fullgraph=True, dynamic=False), *arguments)
+    torch.testing.assert_close(hidden, forward(model, data))
+    # the blocks' and the context's, for both layers
+    assert len(re.findall(r"= torch\.ops\.dflash\.rotary_tables\.default\(", code)) == 2
+    assert "cos(" not in code
 
 
 def test_default_target_layers():
