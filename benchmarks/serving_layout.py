@@ -129,7 +129,10 @@ def random_drafter(config: Any) -> DFlashDrafter:
 
 
 def ours(folder: Path, target: Target, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [A, B, V] of the checkpoint by the training forward, and by drafting with the cache block for block."""
+    """Logits of the checkpoint by the training forward, and by drafting with the cache block for block.
+
+    [A, B - 1, V] and [A, B, V]: training computes nothing for slot 0, the anchor's.
+    """
     config, state = load_checkpoint(folder)
     model = DFlashDrafter(config, dtype=torch.float32)
     model.load_state_dict(state)
@@ -138,7 +141,7 @@ def ours(folder: Path, target: Target, ids: Tensor) -> tuple[Tensor, Tensor]:
     anchors = Anchors(torch.tensor([ANCHORS]), torch.ones((1, len(ANCHORS)), dtype=torch.bool))
     embedded = target.embed(block_token_ids(ids, anchors, size, config.mask_token_id))
     masks = dense_block_masks(config, anchors, lengths, ids.shape[1])
-    trained = model(embedded, features, anchors.positions, *masks).view(len(ANCHORS), size, -1)
+    trained = model(embedded, features, anchors.positions, *masks).view(len(ANCHORS), size - 1, -1)
     cache, drafted, known = DrafterCache(), [], 0
     for number, anchor in enumerate(ANCHORS):
         block = embedded.view(len(ANCHORS), size, -1)[number : number + 1]
@@ -199,7 +202,8 @@ def without_target(folder: Path) -> Path:
 
 
 def against(own: Tensor, other: Tensor) -> dict[str, float]:
-    """How far apart two logits [A, B, V] are. Slot 0 is the anchor's, which nobody reads, and is compared as well."""
+    """How far apart logits of training [A, B - 1, V] and others [A, B, V] are."""
+    other = other[:, 1:]
     return {
         "positions": own.shape[0] * own.shape[1],
         "largest_logit": float(own.abs().max()),

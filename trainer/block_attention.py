@@ -198,8 +198,10 @@ class _Shape(NamedTuple):
     def of(queries: Tensor, context_keys: Tensor, block_size: int, causal: bool) -> _Shape:
         rows, heads, count, dim = queries.shape
         if queries.dtype not in _DTYPES or dim > _WIDEST:
-            raise ValueError(f"block attention has kernels for 16-bit numbers and float32 and heads of up to {_WIDEST}, "
-                             f"not for {queries.dtype} and heads of {dim}")
+            raise ValueError(
+                f"block attention has kernels for 16-bit numbers and float32 and heads of up to {_WIDEST}, "
+                f"not for {queries.dtype} and heads of {dim}"
+            )
         width = max(16, _power_of_two(dim))
         return _Shape(
             rows, heads, heads // context_keys.shape[1], count, context_keys.shape[2], dim, width, block_size, causal,

@@ -29,11 +29,17 @@ __all__ = [
     "DrafterCache",
     "DrafterConfig",
     "create_drafter_config",
+    "drafted",
     "default_target_layer_ids",
 ]
 
 Mask = Tensor | BlockRanges | None
 _M = TypeVar("_M")
+
+
+def drafted(slots: Tensor, block_size: int) -> Tensor:
+    """Of [N, A * block_size, ...], every block without its slot 0: [N, A * (block_size - 1), ...]."""
+    return slots.unflatten(1, (-1, block_size))[:, :, 1:].flatten(1, 2)
 
 
 class _Linear(nn.Linear):
@@ -123,8 +129,13 @@ class _Attention(nn.Module):
         keys = rotary.rotate(self.k_norm(self._heads(self.k_proj(x))))
         return keys, self._heads(self.v_proj(x))
 
-    def forward(self, block: Tensor, context: tuple[Tensor, Tensor], rotary: _Rotary, mask: Mask) -> Tensor:
-        """`block` [N, Q, D] over the context's keys and values and its own; mask None: everything is seen."""
+    def forward(
+        self, block: Tensor, context: tuple[Tensor, Tensor], rotary: _Rotary, mask: Mask, drop: int | None = None
+    ) -> Tensor:
+        """`block` [N, Q, D] over the context's keys and values and its own; mask None: everything is seen.
+
+        `drop`: the block size, where nobody wants what the anchors' slots give: `drafted` of the result.
+        """
         queries = rotary.rotate(self.q_norm(self._heads(self.q_proj(block))))
         own = self.keys_values(block, rotary)
         if isinstance(mask, BlockRanges):
@@ -133,7 +144,8 @@ class _Attention(nn.Module):
             keys = torch.cat([context[0], own[0]], dim=2)
             values = torch.cat([context[1], own[1]], dim=2)
             mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=self.grouped)
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        states = mixed.transpose(1, 2).flatten(2)
+        return self.o_proj(states if drop is None else drafted(states, drop))
 
 
 class _MLP(nn.Module):
@@ -156,8 +168,11 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = _Norm(config.hidden_size, config.rms_norm_eps, device, dtype)
         self.mlp = _MLP(config, device, dtype)
 
-    def forward(self, block: Tensor, context: tuple[Tensor, Tensor], rotary: _Rotary, mask: Mask) -> Tensor:
-        block = block + self.self_attn(self.input_layernorm(block), context, rotary, mask)
+    def forward(
+        self, block: Tensor, context: tuple[Tensor, Tensor], rotary: _Rotary, mask: Mask, drop: int | None = None
+    ) -> Tensor:
+        mixed = self.self_attn(self.input_layernorm(block), context, rotary, mask, drop)
+        block = (block if drop is None else drafted(block, drop)) + mixed
         return block + self.mlp(self.post_attention_layernorm(block))
 
 
@@ -228,7 +243,9 @@ class DFlashDrafter(nn.Module):
     def forward(
         self, block_embeddings: Tensor, target_hidden: Tensor, anchors: Tensor, *masks: Tensor | BlockRanges
     ) -> Tensor:
-        """Draft all blocks of a batch at once: the final hidden states [N, A * B, D].
+        """Draft all blocks of a batch at once: the final hidden states [N, A * (B - 1), D] of the slots from 1 on.
+
+        Slot 0 is the anchor, which is known: the last layer needs its keys and values, and nothing after them.
 
         `block_embeddings` [N, A * B, D]: the target's embeddings of [anchor, mask, ...] for every slot.
         `target_hidden` [N, S, K * D]: the target's states at config.target_layer_ids, concatenated.
@@ -247,7 +264,7 @@ class DFlashDrafter(nn.Module):
         for layer, mask in zip(self.layers, self._for_each_layer(masks), strict=True):
             assert isinstance(layer, _Layer)
             context = layer.self_attn.keys_values(fused, context_rotary)
-            block = layer(block, context, rotary, mask)
+            block = layer(block, context, rotary, mask, size if layer is self.layers[-1] else None)
         return self.norm(block)
 
     def draft(self, block_embeddings: Tensor, new_target_hidden: Tensor, start: int, cache: DrafterCache) -> Tensor:

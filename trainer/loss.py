@@ -105,10 +105,10 @@ def block_loss(  # noqa: PLR0917 -- as above
     chunk: int = 1024,
     loss_type: str = DFLASH,
 ) -> BlockLoss:
-    """Cross-entropy of the drafter's output `hidden` [N, A * B, D] through the frozen head [V, D].
+    """Cross-entropy of the drafter's output `hidden` [N, A * (B - 1), D] through the frozen head [V, D].
 
-    `labels` and `weights` are `block_labels`'s; with loss type "dpace" `weights` only say which slots count. Slot 0 is
-    never computed. At most `chunk` rows of logits exist at a time. Products are in the tensors' dtype, softmax in
+    `labels` and `weights` are `block_labels`'s; with loss type "dpace" `weights` only say which slots count. Slot 0 has
+    no hidden state. At most `chunk` rows of logits exist at a time. Products are in the tensors' dtype, softmax in
     float32 (float64 for float64). `hidden` and `head_weight` must have one dtype: casting the head here would copy it
     at every step.
     """
@@ -118,7 +118,7 @@ def block_loss(  # noqa: PLR0917 -- as above
         )
     blocks, size = labels.shape[0] * labels.shape[1], labels.shape[2]
     # slot by slot, so that the first `blocks` rows are the slots 1
-    by_slot = hidden.reshape(blocks, size, hidden.shape[-1])[:, 1:].transpose(0, 1)
+    by_slot = hidden.reshape(blocks, size - 1, hidden.shape[-1]).transpose(0, 1)
     rows = by_slot.reshape(blocks * (size - 1), hidden.shape[-1])
     flat_labels = labels.reshape(blocks, size)[:, 1:].t().reshape(-1)
     counts = weights.reshape(blocks, size)[:, 1:] > 0

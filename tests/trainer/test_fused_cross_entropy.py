@@ -108,7 +108,7 @@ def through(work: Callable[..., BlockLoss], device: str, dtype: torch.dtype) -> 
     """The loss's numbers and the gradient by the hidden states, of two rows in chunks of 7."""
     data = batch(8, rows=2, length=20, anchors=6, dtype=dtype)
     labels, weights = block_labels(data.input_ids, data.loss_mask, data.lengths, data.anchors, 4, 4.0)
-    hidden = torch.randn((2, 24, 16), generator=generator(1)).to(device, dtype).requires_grad_()
+    hidden = torch.randn((2, 6 * 3, 16), generator=generator(1)).to(device, dtype).requires_grad_()
     found = work(hidden, data.embedding.to(device), labels.to(device), weights.to(device), chunk=7)
     (found.loss_sum / 3).backward()
     assert hidden.grad is not None

@@ -41,14 +41,15 @@ def test_labels_are_the_tokens_at_their_own_positions():
 def tensors(dtype=torch.float64):
     data = batch(8, rows=2, length=20, anchors=6, dtype=dtype)
     labels, weights = block_labels(data.input_ids, data.loss_mask, data.lengths, data.anchors, 4, 4.0)
-    hidden = torch.randn((2, 24, 16), generator=generator(1), dtype=torch.float64).to(dtype).requires_grad_()
+    hidden = torch.randn((2, 6 * 3, 16), generator=generator(1), dtype=torch.float64).to(dtype).requires_grad_()
     return hidden, data.embedding, labels, weights
 
 
 def dense(hidden, head, labels, weights):
     rows = hidden.double() @ head.double().T
-    each = torch.nn.functional.cross_entropy(rows.reshape(-1, rows.shape[-1]), labels.flatten(), reduction="none")
-    return (each * weights.flatten()).sum()
+    labels, weights = labels[:, :, 1:].flatten(), weights[:, :, 1:].flatten()
+    each = torch.nn.functional.cross_entropy(rows.reshape(-1, rows.shape[-1]), labels, reduction="none")
+    return (each * weights).sum()
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 12, 1000])
@@ -64,7 +65,7 @@ def test_loss_and_gradient_equal_dense_cross_entropy(chunk):
     # 1/3 arrives as a float32
     torch.testing.assert_close(found, hidden.grad, rtol=1e-6, atol=1e-12)
     assert head.grad is None
-    logits = hidden.detach().view(2, 6, 4, 16)[:, :, 1] @ head.detach().T
+    logits = hidden.detach().view(2, 6, 3, 16)[:, :, 0] @ head.detach().T
     counted = weights[:, :, 1] > 0
     assert loss.first_slot_count.item() == counted.sum()
     assert loss.first_slot_correct.item() == ((logits.argmax(-1) == labels[:, :, 1]) & counted).sum()
@@ -88,10 +89,10 @@ def test_dpace_weighs_a_slot_by_what_hangs_on_it():
 
 def test_dpace_weights_carry_no_gradient_and_a_batchs_own_do_not_matter():
     hidden, head, labels, weights = tensors()
-    neg_log = -(hidden.view(2, 6, 4, 16) @ head.T).log_softmax(-1).gather(-1, labels[..., None])[..., 0]
-    made = dpace_weights(neg_log[:, :, 1:].flatten(0, 1), (weights[:, :, 1:] > 0).flatten(0, 1)).view(2, 6, 3)
+    neg_log = -(hidden.view(2, 6, 3, 16) @ head.T).log_softmax(-1).gather(-1, labels[:, :, 1:, None])[..., 0]
+    made = dpace_weights(neg_log.flatten(0, 1), (weights[:, :, 1:] > 0).flatten(0, 1)).view(2, 6, 3)
     assert not made.requires_grad
-    (neg_log[:, :, 1:] * made).sum().backward()
+    (neg_log * made).sum().backward()
     wanted, hidden.grad = hidden.grad, None
     loss = block_loss(hidden, head, labels, weights, chunk=5, loss_type="dpace")
     loss.loss_sum.backward()
@@ -106,7 +107,7 @@ def test_dpace_weights_carry_no_gradient_and_a_batchs_own_do_not_matter():
 def test_first_slots_that_are_right_are_counted():
     hidden, head, labels, weights = tensors()
     with torch.no_grad():
-        hidden.view(2, 6, 4, 16)[:, :, 1] = 50 * torch.nn.functional.normalize(head, dim=1)[labels[:, :, 1]]
+        hidden.view(2, 6, 3, 16)[:, :, 0] = 50 * torch.nn.functional.normalize(head, dim=1)[labels[:, :, 1]]
     normed = torch.nn.functional.normalize(head, dim=1)
     loss = block_loss(hidden, normed, labels, weights, chunk=5)
     assert loss.first_slot_correct.item() == loss.first_slot_count.item() > 0

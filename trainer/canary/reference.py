@@ -90,7 +90,7 @@ class Eager:
         return StepReference(hidden, losses, total)
 
     def _group(self, drafter: DFlashDrafter, batch: Batch, part: slice) -> tuple[Tensor, Tensor]:
-        """Hidden states [N, a * B, D] of a group of a blocks, and their weighted loss sum."""
+        """Hidden states [N, a * (B - 1), D] of a group of a blocks, and their weighted loss sum."""
         size, bucket = self._config.block_size, batch.input_ids.shape[1]
         anchors = Anchors(batch.anchors.positions[:, part], batch.anchors.keep[:, part])
         ids = block_token_ids(batch.input_ids, anchors, size, self._config.mask_token_id)
@@ -99,22 +99,22 @@ class Eager:
         hidden = drafter(block, batch.features.to(self._dtype), anchors.positions, *masks)
         logits = nn.functional.linear(hidden, self._head)
         wide = logits.to(torch.promote_types(self._dtype, torch.float32))
-        losses = nn.functional.cross_entropy(wide.flatten(0, 1), batch.labels[:, part].reshape(-1), reduction="none")
-        weights = batch.weights[:, part].reshape(-1).to(wide.dtype)
+        labels, weights = batch.labels[:, part, 1:], batch.weights[:, part, 1:].reshape(-1).to(wide.dtype)
+        losses = nn.functional.cross_entropy(wide.flatten(0, 1), labels.reshape(-1), reduction="none")
         if self._loss_type == DPACE:
-            weights = _dpace(losses.detach().view(-1, size), weights.view(-1, size) > 0).flatten()
+            weights = _dpace(losses.detach().view(-1, size - 1), weights.view(-1, size - 1) > 0).flatten()
         return hidden, (losses * weights).sum()
 
 
 def _dpace(losses: Tensor, counts: Tensor) -> Tensor:
-    """The weights of `loss.dpace_weights`, term by term; [blocks, B], the anchor's slot never counts."""
+    """The weights of `loss.dpace_weights`, term by term; [blocks, B - 1], without the anchors' slots."""
     weights = torch.zeros_like(losses)
     reach = torch.ones_like(losses[:, 0])
-    for last in range(1, losses.shape[1]):
+    for last in range(losses.shape[1]):
         here = counts[:, last]
         reach = torch.where(here, reach * (0.5 + 0.5 * torch.exp(-losses[:, last])), reach)
         # this term is in the weight of every slot up to here
-        weights[:, 1 : last + 1] += torch.where(here, reach, torch.zeros_like(reach))[:, None]
+        weights[:, : last + 1] += torch.where(here, reach, torch.zeros_like(reach))[:, None]
     return weights * counts
 
 

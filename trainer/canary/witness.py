@@ -94,7 +94,7 @@ class HiddenFunction:
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> Tensor:
-        """[N, A * B, D], on the device; the next call may write into it again."""
+        """[N, A * (B - 1), D], on the device; the next call may write into it again."""
         bucket, size = batch.input_ids.shape[1], self._config.block_size
         ids = block_token_ids(batch.input_ids, batch.anchors, size, self._config.mask_token_id)
         masks = self._masks[bucket](context_limits(batch.anchors, batch.lengths))
