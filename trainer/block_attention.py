@@ -7,6 +7,7 @@ kernels are in `block_kernels`; nothing comes to the host, so they may be inside
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from trainer.block_mask import BlockRanges
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST = 256
+_ROOM = 227 << 10
 _SUMMED = 2048
 """Numbers of one head that a program adds up over a group."""
 
@@ -38,26 +40,35 @@ class Tilings(NamedTuple):
     own: Tiling
 
 
-ROOMY = {
-    64: Tilings(Tiling(128, 64, 4, 3), Tiling(128, 64, 4, 3), Tiling(64, 128, 4, 3), Tiling(64, 64, 4, 2)),
-    128: Tilings(Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 3), Tiling(64, 128, 8, 2), Tiling(64, 64, 4, 2)),
-    256: Tilings(Tiling(128, 32, 8, 2), Tiling(64, 32, 8, 2), Tiling(32, 64, 8, 2), Tiling(32, 32, 4, 2)),
+TILINGS = {
+    "roomy": {
+        64: Tilings(Tiling(128, 64, 4, 3), Tiling(128, 64, 8, 3), Tiling(64, 128, 8, 3), Tiling(64, 64, 4, 2)),
+        128: Tilings(Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 3), Tiling(64, 128, 8, 3), Tiling(64, 64, 8, 2)),
+        256: Tilings(Tiling(128, 32, 8, 2), Tiling(64, 32, 8, 2), Tiling(32, 64, 8, 2), Tiling(32, 32, 4, 2)),
+    },
+    "16-bit": {
+        64: Tilings(Tiling(64, 32, 4, 2), Tiling(64, 32, 4, 2), Tiling(32, 64, 4, 2), Tiling(32, 32, 4, 2)),
+        128: Tilings(Tiling(64, 32, 4, 2), Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2)),
+        256: Tilings(Tiling(32, 16, 4, 1), Tiling(32, 16, 4, 1), Tiling(16, 32, 4, 1), Tiling(16, 32, 4, 1)),
+    },
+    "float32": {
+        64: Tilings(Tiling(32, 32, 4, 1), Tiling(32, 32, 4, 1), Tiling(16, 32, 4, 1), Tiling(16, 32, 4, 1)),
+        128: Tilings(Tiling(32, 32, 8, 1), Tiling(32, 16, 4, 1), Tiling(16, 16, 4, 1), Tiling(16, 32, 4, 1)),
+        256: Tilings(Tiling(16, 16, 4, 1), Tiling(16, 16, 4, 1), Tiling(16, 16, 4, 1), Tiling(16, 16, 4, 1)),
+    },
 }
-"""For 16-bit numbers where a program has over 200,000 bytes of shared memory (H100, H200), by the padded head_dim."""
-PLAIN = {
-    64: Tilings(Tiling(64, 32, 4, 2), Tiling(64, 32, 4, 2), Tiling(32, 64, 4, 2), Tiling(32, 32, 4, 2)),
-    128: Tilings(Tiling(64, 32, 4, 2), Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2)),
-    256: Tilings(Tiling(32, 16, 4, 1), Tiling(32, 16, 4, 1), Tiling(16, 32, 4, 1), Tiling(16, 32, 4, 1)),
-}
-"""For float32, and for every other device."""
+"""By the width of a head, up to the key. "roomy": 16-bit numbers where a program has 227 KiB of shared memory (H100,
+H200). The others do with the 99 KiB of a small GPU."""
 
 
 def tilings(dtype: torch.dtype, width: int, device: torch.device) -> Tilings:
     """For heads of `width`, a power of two up to 256."""
-    room = 0
-    if device.type == "cuda":
-        room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return (ROOMY if dtype.itemsize == 2 and room > 200_000 else PLAIN)[max(64, width)]
+    kind = "float32" if dtype == torch.float32 else "16-bit"
+    if kind == "16-bit" and device.type == "cuda":
+        # AMD's properties have no such number
+        room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
+        kind = "roomy" if room >= _ROOM else kind
+    return TILINGS[kind][max(64, width)]
 
 
 def attend(queries: Tensor, context: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], ranges: BlockRanges) -> Tensor:
@@ -72,7 +83,7 @@ def attend(queries: Tensor, context: tuple[Tensor, Tensor], own: tuple[Tensor, T
 
 
 @torch.library.custom_op("dflash::block_attention", mutates_args=())
-def block_attention(
+def block_attention(  # noqa: PLR0917 -- an operator's
     queries: Tensor,
     context_keys: Tensor,
     context_values: Tensor,
@@ -105,7 +116,7 @@ def _(queries: Tensor, *_others: Any) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("dflash::block_attention_backward", mutates_args=())
-def block_attention_backward(
+def block_attention_backward(  # noqa: PLR0917 -- an operator's
     gradient: Tensor,
     queries: Tensor,
     context_keys: Tensor,
@@ -124,7 +135,8 @@ def block_attention_backward(
 
     shape = _Shape.of(queries, context_keys, block_size, causal)
     count, context, rows = shape.count, shape.context, shape.rows
-    results = tuple(map(_like, (queries, context_keys, context_values, own_keys, own_values)))
+    to_query, to_context = _like(queries), (_like(context_keys), _like(context_values))
+    to_own = _like(own_keys), _like(own_values)
     gradient, queries, context_keys, context_values, own_keys, own_values = map(
         _dense, (gradient, queries, context_keys, context_values, own_keys, own_values)
     )
@@ -138,9 +150,9 @@ def block_attention_backward(
     )  # fmt: skip
     block_kernels.query_gradient[shape.grid(shape.heads, count, of_query.block_q)](
         *_placed(queries, context_keys, context_values, own_keys, own_values), starts, ends, *_placed(gradient),
-        norms, deltas, *_placed(results[0]), count, context, shape.scale, shape.natural, **shape.constants(of_query),
+        norms, deltas, *_placed(to_query), count, context, shape.scale, shape.natural, **shape.constants(of_query),
     )  # fmt: skip
-    found = results[1:3]
+    found = to_context
     if shape.group > 1:
         partial = (rows, shape.heads, context, shape.dim)
         found = norms.new_empty(partial), norms.new_empty(partial)
@@ -152,14 +164,14 @@ def block_attention_backward(
     if shape.group > 1:
         summed = max(1, _SUMMED // shape.width)
         block_kernels.sum_groups[shape.grid(shape.heads // shape.group, context, summed)](
-            *found, found[0].stride()[:3], *_placed(*results[1:3]), context,
+            *found, found[0].stride()[:3], *_placed(*to_context), context,
             group=shape.group, dim=shape.dim, width=shape.width, block_k=summed, num_warps=4,
         )  # fmt: skip
     block_kernels.own_gradients[shape.grid(shape.heads // shape.group, count, of_own.block_k)](
         *_placed(queries, own_keys, own_values), starts, ends, *_placed(gradient), norms, deltas,
-        *_placed(*results[3:]), count, context, shape.scale, shape.natural, **shape.constants(of_own),
+        *_placed(*to_own), count, context, shape.scale, shape.natural, **shape.constants(of_own),
     )  # fmt: skip
-    return results
+    return to_query, *to_context, *to_own
 
 
 @block_attention_backward.register_fake
@@ -180,7 +192,8 @@ def _backward(ctx: Any, gradient: Tensor, _of_norms: Tensor) -> tuple[Tensor | N
 block_attention.register_autograd(_backward, setup_context=_keep)
 
 
-class _Shape(NamedTuple):
+@dataclass(frozen=True)
+class _Shape:
     """What all kernels of a call share."""
 
     rows: int

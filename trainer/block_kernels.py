@@ -137,7 +137,7 @@ def forward(  # type: ignore[no-untyped-def]  # noqa: PLR0917
 
     keys, values = _at(own_keys, own_key_at, row, head // group), _at(own_values, own_value_at, row, head // group)
     begin, steps = _touched(at, block_q, block_size, block_k)
-    for step in range(0, steps):
+    for step in range(steps):
         key = begin + step * block_k + tl.arange(0, block_k)
         mixed, top, total = _attend(
             mixed, top, total, q, query, start, end, keys, own_key_at[2], values, own_value_at[2], key, count, scale,
@@ -147,7 +147,7 @@ def forward(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     keys = _at(context_keys, context_key_at, row, head // group)
     values = _at(context_values, context_value_at, row, head // group)
     first, inner, outer, last = _key_tiles(start, end, query < count, context, block_k)
-    for step in range(0, inner - first + last - outer):
+    for step in range(inner - first + last - outer):
         key = _partial_tile(step, first, inner, outer) * block_k + tl.arange(0, block_k)
         mixed, top, total = _attend(
             mixed, top, total, q, query, start, end, keys, context_key_at[2], values, context_value_at[2], key,
@@ -226,7 +226,7 @@ def query_gradient(  # type: ignore[no-untyped-def]  # noqa: PLR0917
 
     keys, values = _at(own_keys, own_key_at, row, head // group), _at(own_values, own_value_at, row, head // group)
     begin, steps = _touched(at, block_q, block_size, block_k)
-    for step in range(0, steps):
+    for step in range(steps):
         key = begin + step * block_k + tl.arange(0, block_k)
         found = _back_to_query(
             found, q, back, norm, delta, query, start, end, keys, own_key_at[2], values, own_value_at[2], key, count,
@@ -236,7 +236,7 @@ def query_gradient(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     keys = _at(context_keys, context_key_at, row, head // group)
     values = _at(context_values, context_value_at, row, head // group)
     first, inner, outer, last = _key_tiles(start, end, query < count, context, block_k)
-    for step in range(0, inner - first + last - outer):
+    for step in range(inner - first + last - outer):
         key = _partial_tile(step, first, inner, outer) * block_k + tl.arange(0, block_k)
         found = _back_to_query(
             found, q, back, norm, delta, query, start, end, keys, context_key_at[2], values, context_value_at[2], key,
@@ -307,7 +307,7 @@ def context_gradients(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     starts, ends = starts + row * count, ends + row * count
     to_k = tl.zeros([block_k, width], tl.float32)
     to_v = tl.zeros([block_k, width], tl.float32)
-    for step in range(0, inner - first + last - outer):
+    for step in range(inner - first + last - outer):
         query = _partial_tile(step, first, inner, outer) * block_q + tl.arange(0, block_q)
         to_k, to_v = _back_to_keys(
             to_k, to_v, k, v, key, queries, query_at[2], gradient, gradient_at[2], norms, deltas, starts, ends, query,
@@ -340,7 +340,7 @@ def own_gradients(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     to_k = tl.zeros([block_k, width], tl.float32)
     to_v = tl.zeros([block_k, width], tl.float32)
     begin, steps = _touched(at, block_k, block_size, block_q)
-    for step in range(0, group * steps):
+    for step in range(group * steps):
         head = own_head * group + step // steps
         query = begin + step % steps * block_q + tl.arange(0, block_q)
         flat = (row * tl.num_programs(0) * group + head).to(tl.int64) * count
@@ -363,7 +363,7 @@ def sum_groups(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     key = tl.program_id(2) * block_k + tl.arange(0, block_k)
     to_k = tl.zeros([block_k, width], tl.float32)
     to_v = tl.zeros([block_k, width], tl.float32)
-    for member in range(0, group):
+    for member in range(group):
         from_head = head * group + member
         to_k += _load(_at(keys, partial_at, row, from_head), partial_at[2], key, context, dim, width, False)
         to_v += _load(_at(values, partial_at, row, from_head), partial_at[2], key, context, dim, width, False)

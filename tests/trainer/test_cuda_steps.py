@@ -16,13 +16,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import create_block_mask
 
 from tests.trainer.any_step import Built, build, data, module, take_step, train_plainly
 from tests.trainer.test_exchange import in_threads
 from trainer.abort import Abort
 from trainer.anchors import Anchors
-from trainer.block_mask import FlexMask
 from trainer.collector import keep_from_collector, paused_collector
 from trainer.compile import (
     STRATEGIES,
@@ -336,31 +334,6 @@ def test_graphs_have_a_pool_of_their_own() -> None:
 
     found, _ = on_the_gpu(2, make, lambda _index, built: (built, pools()))
     assert len(found[0][1] - before) == 2, "one private pool for each worker"
-
-
-def test_the_block_mask_is_made_inside_a_graph() -> None:
-    limits = torch.randint(0, 301, (2, 40), generator=torch.Generator().manual_seed(1)).to(GPU)
-
-    def work(_index: int, graph: Any) -> Any:
-        replayed, masks, _made_of = graph
-        for seed in (2, 3):
-            limits.copy_(torch.randint(0, 301, (2, 40), generator=torch.Generator().manual_seed(seed)))
-            replayed.replay()
-            wanted = create_block_mask(masks.mask_mod, 2, None, 640, 940, GPU)
-            for one, other in zip(masks.as_tuple(), wanted.as_tuple(), strict=True):
-                assert not isinstance(one, torch.Tensor) or torch.equal(one, other)
-
-    def make(_index: int) -> Any:
-        flex = FlexMask(300, 16, 40, GPU)
-        flex(limits)
-        graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.current_stream(GPU)
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            masks = flex(limits)
-        # the graph reads what `flex` holds
-        return graph, masks, flex
-
-    on_the_gpu(1, make, work)
 
 
 CONFIG = DrafterConfig(

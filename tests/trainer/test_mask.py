@@ -1,4 +1,4 @@
-"""Who sees whom: the dense mask against the rules, flex attention's against the dense one, and no leaks."""
+"""Who sees whom: the dense mask against the rules, the kernels' ranges against the dense one, and no leaks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests.trainer.drafting import batch, drafter, generator, windows
 from trainer.anchors import block_token_ids
-from trainer.block_mask import FlexMask, block_mask_mod, context_limits, dense_block_mask
-from trainer.compile import CompileLog
-from trainer.drafter_config import SlidingWindow
+from trainer.block_mask import block_ranges, context_limits, dense_block_mask
 
 pytestmark = pytest.mark.torch
 
@@ -41,7 +38,7 @@ def context(window, limit, slot):
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), shapes, sliding)
-def test_dense_and_flex_masks_follow_the_rules(seed, shape, slides):
+def test_masks_follow_the_rules(seed, shape, slides):
     data = batch(seed, **shape)
     length, size = shape["length"], shape["block_size"]
     window = windows(size + slides[0])[slides[1]]
@@ -57,27 +54,12 @@ def test_dense_and_flex_masks_follow_the_rules(seed, shape, slides):
                     length + slot * size, length + (query + 1 if window and window.causal else slot * size + size)
                 )
                 assert mask[row, 0, query].nonzero()[:, 0].tolist() == [*context(window, limit, k), *own]
-    mod = block_mask_mod(context_limits(data.anchors, data.lengths), length, size, window)
-    rows, query, key = torch.meshgrid(
-        torch.arange(shape["rows"]), torch.arange(queries), torch.arange(length + queries), indexing="ij"
-    )
-    assert torch.equal(mod(rows, torch.zeros_like(rows), query, key), mask[:, 0])
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("window", windows(20))
-def test_flex_and_dense_forwards_agree(window):
-    # over one 128-wide tile, so that whole tiles are skipped too
-    data = batch(5, rows=2, length=150, anchors=40, window=window)
-    model, limits = drafter(1, config=data.config), context_limits(data.anchors, data.lengths)
-    flex = [
-        FlexMask(150, 4, 40, torch.device("cpu"), data.config.window_of(kind))(limits)
-        for kind in data.config.attention_types
-    ]
-    with torch.no_grad():
-        wanted = model(data.block_embeddings, data.target_hidden, data.anchors.positions, *data.masks)
-        found = model(data.block_embeddings, data.target_hidden, data.anchors.positions, *flex)
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    starts, ends, *own = block_ranges(context_limits(data.anchors, data.lengths), size, window)
+    key = torch.arange(length)
+    seen = (key >= starts[:, :, None]) & (key < ends[:, :, None])
+    assert torch.equal(seen, mask[:, 0, :, :length])
+    assert own == [size, window is not None and window.causal]
+    assert all(each.dtype == torch.int32 and each.is_contiguous() for each in (starts, ends))
 
 
 @pytest.mark.parametrize("window", windows(5))
@@ -99,11 +81,12 @@ def test_nothing_at_or_after_an_anchor_leaks_into_its_block(window):
         others = embeddings + 5.0
         others[row, own] = embeddings[row, own]
         after = run(others, later)
-        assert torch.equal(after[row, own], before[row, own]), (row, slot)
+        drafts = slice(slot * (size - 1), (slot + 1) * (size - 1))
+        assert torch.equal(after[row, drafts], before[row, drafts]), (row, slot)
         if anchor:
             earlier = data.target_hidden.clone()
             earlier[row, anchor - 1] += 5.0
-            assert not torch.allclose(run(embeddings, earlier)[row, own], before[row, own])
+            assert not torch.allclose(run(embeddings, earlier)[row, drafts], before[row, drafts])
 
 
 @settings(max_examples=15, deadline=None)
@@ -118,7 +101,7 @@ def test_no_token_behind_an_anchor_reaches_its_block_on_the_way_from_ids(seed, s
         blocks = data.embedding[block_token_ids(ids, data.anchors, size, data.config.mask_token_id)]
         with torch.no_grad():
             hidden = model(blocks, hidden, data.anchors.positions, *data.masks)
-        return (hidden @ data.embedding.T).view(*data.anchors.positions.shape, size, -1)
+        return (hidden @ data.embedding.T).view(*data.anchors.positions.shape, size - 1, -1)
 
     before = run(data.input_ids, data.target_hidden)
     for row, slot in data.anchors.keep.nonzero().tolist()[:4]:
@@ -138,7 +121,7 @@ def test_a_drafter_of_sliding_layers_only_sees_its_window_and_no_more(window):
 
     def run(hidden, embeddings):
         with torch.no_grad():
-            return model(embeddings, hidden, data.anchors.positions, data.masks[1]).view(4, size, -1)
+            return model(embeddings, hidden, data.anchors.positions, data.masks[1]).view(4, size - 1, -1)
 
     before = run(data.target_hidden, data.block_embeddings)
     for place in range(16):
@@ -146,12 +129,12 @@ def test_a_drafter_of_sliding_layers_only_sees_its_window_and_no_more(window):
         changed[:, place] += 5.0
         moved = (run(changed, data.block_embeddings) != before).any(dim=-1)
         for block, anchor in enumerate(data.anchors.positions[0].tolist()):
-            assert moved[block].tolist() == [place in context(window, anchor, k) for k in range(size)], (place, anchor)
+            assert moved[block].tolist() == [place in context(window, anchor, k) for k in range(1, size)], (place, anchor)
     for slot in range(size):
         changed = data.block_embeddings.clone()
         changed.view(1, 4, size, -1)[:, :, slot] += 5.0
         moved = (run(data.target_hidden, changed) != before).any(dim=-1)
-        assert all(each.tolist() == [not window.causal or k >= slot for k in range(size)] for each in moved)
+        assert all(each.tolist() == [not window.causal or k >= slot for k in range(1, size)] for each in moved)
 
 
 def test_padding_slots_stay_finite():
@@ -161,46 +144,3 @@ def test_padding_slots_stay_finite():
     hidden = drafter(0)(data.block_embeddings, data.target_hidden, data.anchors.positions, mask)
     hidden.sum().backward()
     assert hidden.isfinite().all()
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    rows=st.integers(1, 3),
-    length=st.sampled_from([1, 7, 127, 128, 129, 200, 256, 300]),
-    block_size=st.sampled_from([2, 3, 8, 10, 16, 128, 130]),
-    slots=st.integers(1, 12),
-    slides=st.tuples(st.sampled_from([0, 1, 40, 128]), st.integers(0, 4)),
-)
-def test_the_closed_form_mask_is_what_flex_attention_makes_itself(seed, rows, length, block_size, slots, slides):
-    draw = generator(seed)
-    limits = torch.randint(0, length + 1, (rows, slots), generator=draw)
-    window = windows(block_size + slides[0])[slides[1]]
-    found = FlexMask(length, block_size, slots, limits.device, window)(limits)
-    queries = slots * block_size
-    wanted = create_block_mask(found.mask_mod, rows, None, queries, length + queries, limits.device)
-    for name in (
-        "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
-        "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices",
-    ):  # fmt: skip
-        one, other = getattr(found, name), getattr(wanted, name)
-        assert one.dtype == other.dtype and one.stride() == other.stride(), name
-        assert torch.equal(one, other), name
-    assert (found.shape, found.BLOCK_SIZE) == (wanted.shape, wanted.BLOCK_SIZE)
-
-
-@pytest.mark.parametrize("window", [None, SlidingWindow(9)])
-def test_a_mask_of_other_limits_compiles_nothing_again(window):
-    masks = FlexMask(150, 4, 40, torch.device("cpu"), window)
-    query = torch.randn((2, 1, 160, 16), generator=generator(0))
-    keys = torch.randn((2, 1, 310, 16), generator=generator(1))
-
-    def attend(mask):
-        return flex_attention(query, keys, keys, block_mask=mask)
-
-    compiled = torch.compile(attend, backend="eager", fullgraph=True, dynamic=False)
-    with CompileLog() as log, torch.no_grad():
-        for turn in range(3):
-            limits = torch.randint(0, 150, (2, 40), generator=generator(turn))
-            compiled(masks(limits))
-    assert len(log.events) == 1
