@@ -43,7 +43,7 @@ class Tilings(NamedTuple):
 TILINGS = {
     "roomy": {
         64: Tilings(Tiling(128, 64, 4, 3), Tiling(128, 64, 8, 3), Tiling(64, 128, 8, 3), Tiling(64, 64, 4, 2)),
-        128: Tilings(Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 3), Tiling(64, 128, 8, 3), Tiling(64, 64, 8, 2)),
+        128: Tilings(Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), Tiling(32, 32, 4, 2)),
         256: Tilings(Tiling(128, 32, 8, 2), Tiling(64, 32, 8, 2), Tiling(32, 64, 8, 2), Tiling(32, 32, 4, 2)),
     },
     "16-bit": {
