@@ -32,7 +32,7 @@ class Case:
     """`replicas` are dealt out to `gpus`; with `exchange` they sum their gradients each step.
 
     `width` and `layers` are the launch-bound model's, `rows` (samples a step) the drafter's. `profile`: the kernels'
-    own times as well (one replica).
+    own times as well (one replica). `master_weights`: as in a workload; strategy `seed` never has any.
     """
 
     strategy: str
@@ -45,6 +45,7 @@ class Case:
     exchange: bool = False
     steps: int = 200
     profile: bool = False
+    master_weights: str = "float32"
 
 
 class Run:
@@ -107,10 +108,14 @@ class Run:
 
     def _build(self, index: int) -> Trained:
         case, device = self._case, self._devices[index]
-        replicas = case.replicas if case.exchange else 1
+        replicas, masters = case.replicas if case.exchange else 1, case.master_weights == "float32"
         if case.model == "launch-bound":
-            return LaunchBound(case.strategy, case.width, case.layers, index, replicas=replicas, device=device)
-        return Drafter(case.model, case.strategy, index, rows=case.rows, replicas=replicas, device=device)
+            return LaunchBound(
+                case.strategy, case.width, case.layers, index, replicas=replicas, masters=masters, device=device
+            )
+        return Drafter(
+            case.model, case.strategy, index, rows=case.rows, replicas=replicas, masters=masters, device=device
+        )
 
     def _work(self, index: int, gate: Gate) -> None:
         case, found = self._case, self._found[index]

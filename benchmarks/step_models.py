@@ -14,7 +14,7 @@ from trainer.compile import STRATEGIES, CompiledStep, Prepared, StepDefinition, 
 from trainer.dflash_model import DFlashDrafter
 from trainer.drafter_config import DrafterConfig
 from trainer.loss import block_labels, decay_gamma
-from trainer.optimizer import MasterAdamW
+from trainer.optimizer import ClippedAdamW
 from trainer.step import Batch, DrafterStep, FrozenHead
 
 ROWS, TOKENS, HEADS = 2, 256, 8
@@ -72,7 +72,17 @@ class LaunchBound:
     `replicas` exchange their gradients and begin with the same weights.
     """
 
-    def __init__(self, strategy: str, width: int, layers: int, index: int, *, replicas: int, device: torch.device):
+    def __init__(
+        self,
+        strategy: str,
+        width: int,
+        layers: int,
+        index: int,
+        *,
+        replicas: int,
+        masters: bool,
+        device: torch.device,
+    ):
         self._dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         generator = torch.Generator(device).manual_seed(1000 + index)
         with torch.random.fork_rng():
@@ -84,10 +94,10 @@ class LaunchBound:
             for _ in range(BATCHES)
         ]
         self._normaliser = torch.full((), 1.0 / (ROWS * TOKENS * width), device=device)
-        self._step = self._built(strategy, f"replica_{index}", replicas)
+        self._step = self._built(strategy, f"replica_{index}", replicas, masters)
         self._step.rate.fill_(1e-4)
 
-    def _built(self, strategy: str, name: str, replicas: int) -> CompiledStep:
+    def _built(self, strategy: str, name: str, replicas: int, masters: bool) -> CompiledStep:
         example = [*self._batches[0], self._normaliser]
         if strategy == "seed":
             return Seed(self._module, example)
@@ -95,7 +105,7 @@ class LaunchBound:
         definition = StepDefinition(
             module=self._module,
             loss=_squares(self._module),
-            optimizer=MasterAdamW(parameters, betas=(0.9, 0.95), weight_decay=0.01, clip=1.0),
+            optimizer=ClippedAdamW(parameters, betas=(0.9, 0.95), weight_decay=0.01, clip=1.0, masters=masters),
             prepare=lambda *inputs: Prepared(inputs),
         )
         plan = StepPlan(definition, (tuple(example),), accumulation=1, replicas=replicas, name=name)
@@ -198,7 +208,7 @@ class Drafter:
     """The real drafter over a random frozen head: SmolLM2-135M's shape, or Qwen3-8B's."""
 
     def __init__(
-        self, model: str, strategy: str, index: int, *, rows: int, replicas: int, device: torch.device
+        self, model: str, strategy: str, index: int, *, rows: int, replicas: int, masters: bool, device: torch.device
     ) -> None:
         (hidden, ffn, layers, heads, key_heads, head, vocabulary), (tokens, anchors, block) = DRAFTERS[model]
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -231,7 +241,9 @@ class Drafter:
         self._step = DrafterStep(
             drafter,
             FrozenHead(embed, embed),
-            MasterAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.0, clip=1.0),
+            ClippedAdamW(
+                list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.0, clip=1.0, masters=masters
+            ),
             STRATEGIES[strategy],
             buckets=[tokens],
             rows=rows,

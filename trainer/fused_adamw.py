@@ -21,6 +21,11 @@ _NORM_SPAN, _UPDATE_SPAN, _FINISH_SPAN = 8192, 1024, 4096
 """Elements that a program reads at once. The fastest measured for the two passes; the partial sums of the first must
 not be many, since one program adds them up."""
 _WARPS = 4
+_KINDS: dict[torch.dtype, Any] = {
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.float32: tl.float32,
+}
 _ALIGNED = 16
 """Bytes, and elements, in which every tensor begins and ends where the kernels may read whole vectors."""
 
@@ -89,6 +94,7 @@ def _update(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     decay: tl.constexpr,
     epsilon: tl.constexpr,
     kind: tl.constexpr,
+    kept: tl.constexpr,
     narrow: tl.constexpr,
     whole: tl.constexpr,
     span: tl.constexpr,
@@ -98,9 +104,9 @@ def _update(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     first = tl.multiple_of(tl.load(start + chunk), span)
     size = tl.load(sizes + which)
     gradient = tl.load(gradients + which).to(tl.pointer_type(kind))
-    master = tl.load(table + which).to(tl.pointer_type(tl.float32))
-    mean = tl.load(table + count + which).to(tl.pointer_type(tl.float32))
-    square = tl.load(table + 2 * count + which).to(tl.pointer_type(tl.float32))
+    master = tl.load(table + which).to(tl.pointer_type(kept))
+    mean = tl.load(table + count + which).to(tl.pointer_type(kept))
+    square = tl.load(table + 2 * count + which).to(tl.pointer_type(kept))
     if whole:
         gradient = tl.multiple_of(gradient, 16)
         master = tl.multiple_of(master, 16)
@@ -110,16 +116,16 @@ def _update(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     place = first + tl.arange(0, span)
     inside = place < size
     g = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32) * tl.load(numbers)
-    p = tl.load(master + place, mask=inside, other=0.0)
-    m = tl.load(mean + place, mask=inside, other=0.0)
-    v = tl.load(square + place, mask=inside, other=0.0)
+    p = tl.load(master + place, mask=inside, other=0.0).to(tl.float32)
+    m = tl.load(mean + place, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(square + place, mask=inside, other=0.0).to(tl.float32)
     p = p - tl.load(rate) * decay * p
     m = m + (1.0 - beta1) * (g - m)
     v = beta2 * v + (1.0 - beta2) * g * g
     p = p - tl.load(numbers + 1) * m / (tl.sqrt(v) / tl.load(numbers + 2) + epsilon)
-    tl.store(master + place, p, mask=inside)
-    tl.store(mean + place, m, mask=inside)
-    tl.store(square + place, v, mask=inside)
+    tl.store(master + place, p.to(kept), mask=inside)
+    tl.store(mean + place, m.to(kept), mask=inside)
+    tl.store(square + place, v.to(kept), mask=inside)
     if narrow:
         parameter = tl.load(table + 3 * count + which).to(tl.pointer_type(kind))
         if whole:
@@ -130,8 +136,9 @@ def _update(  # type: ignore[no-untyped-def]  # noqa: PLR0917
 class FusedAdamW:
     """One replica's update on one GPU. The tensors are read and written where they lie, and must stay there.
 
-    `masters`, `means` and `squares` are float32; `parameters` of the gradients' dtype, or empty where the masters are
-    the parameters themselves; `steps` float32 [number of tensors], how often each was updated. All contiguous.
+    `masters`, `means` and `squares` are float32 and `parameters` of the gradients' dtype; or `parameters` is empty: the
+    masters are the parameters themselves, and all are of the gradients' dtype. The arithmetic is float32's either way.
+    `steps` float32 [number of tensors], how often each was updated. All contiguous.
     """
 
     def __init__(
@@ -142,14 +149,15 @@ class FusedAdamW:
         parameters: Sequence[Tensor],
         steps: Tensor,
     ) -> None:
-        if any(each.dtype != torch.float32 for each in (*masters, *means, *squares)):
-            raise ValueError("masters and moments are needed in float32")
+        kept = {each.dtype for each in (*masters, *means, *squares)}
+        if len(kept) > 1 or (parameters and kept != {torch.float32}):
+            raise ValueError("masters and moments are needed in one dtype, which is float32 where they are copies")
         rows = [masters, means, squares, *([parameters] if parameters else [])]
         device, dtype = masters[0].device, (parameters or masters)[0].dtype
         sizes = [each.numel() for each in masters]
         addresses = [_address(each) for row in rows for each in row]
         self._dtype = dtype
-        self._kind: Any = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}[dtype]
+        self._kind, self._kept = _KINDS[dtype], _KINDS[masters[0].dtype]
         self._narrow = bool(parameters)
         self._even = _even([*addresses, *sizes])
         self._count = len(sizes)
@@ -164,7 +172,7 @@ class FusedAdamW:
         self._whole = False
         self._recorded = False
         self._gradients = torch.empty(self._count, dtype=torch.int64, device=device)
-        self._on_host = torch.empty(self._count, dtype=torch.int64, pin_memory=True)
+        self._on_host = torch.empty(self._count, dtype=torch.int64, pin_memory=device.type == "cuda")
 
     def step(
         self,
@@ -198,13 +206,14 @@ class FusedAdamW:
             self._gradients, self._table, chunks.owner, chunks.start, self._sizes,
             self._numbers, rate, self._count,
             beta1=betas[0], beta2=betas[1], decay=decay, epsilon=epsilon,
-            kind=self._kind, narrow=self._narrow, whole=self._whole, span=_UPDATE_SPAN, num_warps=_WARPS,
+            kind=self._kind, kept=self._kept, narrow=self._narrow, whole=self._whole,
+            span=_UPDATE_SPAN, num_warps=_WARPS,
         )  # fmt: skip
         return norm
 
     def _point_at(self, gradients: Sequence[Tensor]) -> None:
         addresses = [_address(each) for each in gradients]
-        capturing = torch.cuda.is_current_stream_capturing()
+        capturing = self._gradients.is_cuda and torch.cuda.is_current_stream_capturing()
         if addresses != self._given:
             if self._recorded:
                 raise ValueError("the gradients are not where the recorded update reads them")

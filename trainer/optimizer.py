@@ -1,9 +1,9 @@
-"""The optimiser: the last part of a training step. AdamW, clipped, with float32 master weights under bfloat16."""
+"""The optimiser: the last part of a training step. AdamW, clipped, with or without float32 master weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +15,9 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     from trainer.fused_adamw import FusedAdamW
 
+_MASTER = "master."
 _STATE = ("exp_avg", "exp_avg_sq", "step")
+_SAME_WORKLOAD = "resume with the workload of the checkpoint (dtype, draft_layers, master_weights)"
 _EPSILON = 1e-8
 _CLIP_EPSILON = 1e-6
 _NARROW = (torch.bfloat16, torch.float16)
@@ -29,12 +31,13 @@ def learning_rate_at(step: int, *, steps: int, peak: float, warmup_ratio: float)
     return peak * 0.5 * (1.0 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
-class MasterAdamW:
+class ClippedAdamW:
     """AdamW over named parameters of one replica; the `compile.Optimizer` of the drafter's step.
 
     `rate` is a 0-dim float32 tensor on the parameters' device: a Python number would be frozen into a captured graph.
-    Under bfloat16 parameters the update happens in float32 copies, which then round into the parameters. All state is
-    allocated here, and stays where it is.
+    With `masters`, the update of bfloat16 parameters happens in float32 copies, which then round into the parameters.
+    Without, it happens in the parameters, with moments in their dtype: the arithmetic is float32's, what is kept is
+    rounded, and of an update below half a rounding nothing is left. All state is allocated here, and stays where it is.
     """
 
     def __init__(
@@ -44,26 +47,27 @@ class MasterAdamW:
         betas: tuple[float, float],
         weight_decay: float,
         clip: float,
+        masters: bool = True,
     ) -> None:
         self._names = [name for name, _ in parameters]
         self._betas = betas
         self._weight_decay = weight_decay
         self._clip = clip
-        self._narrow = [each.detach() for _, each in parameters if each.dtype in _NARROW]
-        wide = [each.detach().float() if each.dtype in _NARROW else each.detach() for _, each in parameters]
-        self._masters = wide
-        self._copied = [each for each, (_, own) in zip(wide, parameters, strict=True) if own.dtype in _NARROW]
-        device = wide[0].device
-        self._steps = torch.zeros(len(wide), device=device)
+        own = [each.detach() for _, each in parameters]
+        self._narrow = [each for each in own if masters and each.dtype in _NARROW]
+        self._copied = [each.float() for each in self._narrow]
+        copies = iter(self._copied)
+        # what is updated: the masters, or the parameters themselves
+        self._updated = [next(copies) if masters and each.dtype in _NARROW else each for each in own]
+        device = own[0].device
+        self._steps = torch.zeros(len(own), device=device)
         self._state = {
-            "exp_avg": [torch.zeros_like(each) for each in wide],
-            "exp_avg_sq": [torch.zeros_like(each) for each in wide],
+            "exp_avg": [torch.zeros_like(each) for each in self._updated],
+            "exp_avg_sq": [torch.zeros_like(each) for each in self._updated],
             "step": list(self._steps.unbind()),
         }
         self._rate = torch.zeros((), device=device)
-        self._fused = (
-            self._fused_update() if device.type == "cuda" and len({each.dtype for _, each in parameters}) == 1 else None
-        )
+        self._fused = self._fused_update() if device.type == "cuda" and len({each.dtype for each in own}) == 1 else None
 
     @property
     def rate(self) -> Tensor:
@@ -90,15 +94,15 @@ class MasterAdamW:
         from trainer.fused_adamw import FusedAdamW
 
         state = self._state
-        return FusedAdamW(self._masters, state["exp_avg"], state["exp_avg_sq"], self._narrow, self._steps)
+        return FusedAdamW(self._updated, state["exp_avg"], state["exp_avg_sq"], self._narrow, self._steps)
 
     def _plain_step(self, gradients: Sequence[Tensor]) -> Tensor:
         clipped = [each.float() if each.dtype in _NARROW else each.clone() for each in gradients]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(clipped)))
         torch._foreach_mul_(clipped, (self._clip / (norm + _CLIP_EPSILON)).clamp(max=1.0))
         adamw(
-            self._masters,
-            clipped,
+            self._updated,
+            [each.to(mine.dtype) for each, mine in zip(clipped, self._updated, strict=True)],
             self._state["exp_avg"],
             self._state["exp_avg_sq"],
             [],
@@ -124,9 +128,9 @@ class MasterAdamW:
         """Everything that the next step depends on besides parameters and rate, by flat names."""
         copied = {id(each) for each in self._copied}
         state = {
-            f"master.{name}": master
-            for name, master in zip(self._names, self._masters, strict=True)
-            if id(master) in copied
+            f"{_MASTER}{name}": each
+            for name, each in zip(self._names, self._updated, strict=True)
+            if id(each) in copied
         }
         for key in _STATE:
             state.update({f"{key}.{name}": each for name, each in zip(self._names, self._state[key], strict=True)})
@@ -142,7 +146,7 @@ class MasterAdamW:
             raise InputError(
                 f"the optimiser's state has {sorted(left)[0]!r}, which this drafter has not",
                 "training.resume_from",
-                "resume with the workload of the checkpoint (dtype, draft_layers)",
+                _SAME_WORKLOAD,
             )
 
 
@@ -152,6 +156,23 @@ def _take(state: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
         raise InputError(
             f"the optimiser's state has no {name!r} of shape {tuple(like.shape)}",
             "training.resume_from",
-            "resume with the workload of the checkpoint (dtype, draft_layers)",
+            _SAME_WORKLOAD,
         )
     return found
+
+
+def refuse_other_masters(names: Collection[str], masters: bool) -> None:
+    """A checkpoint with float32 master weights goes on with them, one without goes on without. Raises `InputError`.
+
+    `names`: of its `state_tensors`; before the first step it has none, and goes on either way.
+    """
+    found = any(name.startswith(_MASTER) for name in names)
+    if found == masters or not any(name.startswith(_STATE) for name in names):
+        return
+    with_or_without = {True: "with", False: "without"}
+    raise InputError(
+        f"the checkpoint is of a run {with_or_without[found]} float32 master weights, this one trains "
+        f"{with_or_without[masters]} them",
+        "training.resume_from",
+        f"{_SAME_WORKLOAD}, or begin anew with its weights (init_from)",
+    )

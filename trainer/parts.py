@@ -23,6 +23,7 @@ from trainer.facts import TargetFacts, cautions, open_data, refuse_other_drafter
 from trainer.hidden_states import HiddenStates, origin_of
 from trainer.loss import slot_decay
 from trainer.mask_token import refuse_mask_in_data
+from trainer.optimizer import refuse_other_masters
 from trainer.placement import DTYPES, Placement, place
 from trainer.prepared import is_prepared, read_held_out
 from trainer.sampler import FixedOrder, RowOrder, Sampler, Schedule, derive_seed
@@ -214,6 +215,7 @@ def _start(
     found, weights = load_checkpoint(path)
     refuse_other_drafter(found, config, "training.resume_from")
     resume = load_resume(path)
+    refuse_other_masters(resume.tensors, settings.workload.masters)
     step = int(resume.state["step"])
     if step >= training.steps:
         raise InputError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from trainer.dflash_model import DFlashDrafter
-from trainer.optimizer import MasterAdamW
+from trainer.optimizer import ClippedAdamW
 from trainer.parts import Parts
 from trainer.step import DrafterStep, TrainingStep
 
@@ -18,7 +18,7 @@ class DrafterReplica:
 
     drafter: DFlashDrafter
     step: TrainingStep
-    optimizer: MasterAdamW
+    optimizer: ClippedAdamW
 
 
 def build_replica(parts: Parts, worker: int) -> DrafterReplica:
@@ -26,11 +26,12 @@ def build_replica(parts: Parts, worker: int) -> DrafterReplica:
     work, training = parts.settings.workload, parts.settings.training
     device = parts.placement.drafters[worker]
     drafter = bare_drafter(parts, device)
-    optimizer = MasterAdamW(
+    optimizer = ClippedAdamW(
         list(drafter.named_parameters()),
         betas=training.betas,
         weight_decay=training.weight_decay,
         clip=training.clip,
+        masters=work.masters,
     )
     if parts.start.optimizer is not None:
         optimizer.load_state_tensors(parts.start.optimizer)

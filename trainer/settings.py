@@ -178,6 +178,7 @@ class Workload:
     target_devices: str | tuple[str, ...] = _key(_devices, "auto")
     dtype: str = _key(_choice("float32", "bfloat16"), "bfloat16")
     target_dtype: str = _key(_choice("float32", "bfloat16"), "bfloat16")
+    master_weights: str = _key(_choice("float32", "none"), "float32")
     hidden_states: str = _key(_choice(ONLINE, OFFLINE), ONLINE)
     target_forward: str = _key(_choice("graph", "eager"), "graph")
     strategy: str = _key(
@@ -214,6 +215,11 @@ class Workload:
     rehearsal_steps: int = _key(_integer(1), 3)
     canary_timeout_s: int = _key(_integer(1), 600)
     throughput_check: bool = _key(_boolean, True)
+
+    @property
+    def masters(self) -> bool:
+        """Whether the update happens in float32 copies of the drafter's parameters."""
+        return self.dtype != "float32" and self.master_weights == "float32"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from .prepared import REPORT
 from .runs import all_runs
 from .workdir import WorkDir
 
-_DRAFTER = ("target", "dtype", "draft_layers", "draft_ffn", "target_layers")
+_DRAFTER = ("target", "dtype", "master_weights", "draft_layers", "draft_ffn", "target_layers")
 """What of a workload the size of a checkpoint depends on."""
 _DATA = ("target", "target_layers", "target_dtype", "hidden_states", "buckets")
 """The same of a row that is prepared."""

@@ -43,6 +43,8 @@ class Workload(Model):
     """The drafter's parameters and activations."""
     target_dtype: Dtype = "bfloat16"
     """The target's."""
+    master_weights: Literal["float32", "none"] = "float32"
+    """float32: bfloat16 parameters are updated in float32 copies; none: in place, with moments in their own dtype."""
     hidden_states: Literal["online", "offline"] = "online"
     """The target's: computed beside training, or written to the host's disk once, by `prepare`, and read from there."""
     target_forward: Literal["graph", "eager"] = "graph"

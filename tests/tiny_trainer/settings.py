@@ -91,6 +91,7 @@ class Workload:
     target_devices: str | list[str] = "auto"
     dtype: str = "bfloat16"
     target_dtype: str = "bfloat16"
+    master_weights: str = "float32"
     hidden_states: str = "online"
     target_forward: str = "graph"
     strategy: str = "reduce-overhead"
@@ -169,6 +170,7 @@ _WORKLOAD: dict[str, Check] = {
     "target_devices": _list("auto", _text),
     "dtype": _one_of("float32", "bfloat16"),
     "target_dtype": _one_of("float32", "bfloat16"),
+    "master_weights": _one_of("float32", "none"),
     "hidden_states": _one_of("online", "offline"),
     "target_forward": _one_of("graph", "eager"),
     "strategy": _one_of(*STRATEGIES, AUTO),

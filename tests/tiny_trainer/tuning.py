@@ -19,6 +19,7 @@ SHAPES = (
     "target_devices",
     "dtype",
     "target_dtype",
+    "master_weights",
     "block_size",
     "anchors",
     "buckets",

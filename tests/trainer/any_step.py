@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trainer.compile import CompiledStep, Prepared, StepDefinition, StepPlan, Strategy, compiled_step
 from trainer.exchange import Exchange
-from trainer.optimizer import MasterAdamW
+from trainer.optimizer import ClippedAdamW
 
 ROWS = (4, 6)
 _BETAS, _DECAY, _CLIP = (0.9, 0.95), 0.1, 0.3
@@ -32,7 +32,7 @@ def module(dtype: torch.dtype = torch.float32) -> nn.Module:
 @dataclass(frozen=True)
 class Built:
     module: nn.Module
-    optimizer: MasterAdamW
+    optimizer: ClippedAdamW
     step: CompiledStep
 
 
@@ -53,7 +53,7 @@ def build(
         found = own(x).float().square().mean()
         return found * scale, found
 
-    optimizer = MasterAdamW(list(own.named_parameters()), betas=_BETAS, weight_decay=_DECAY, clip=_CLIP)
+    optimizer = ClippedAdamW(list(own.named_parameters()), betas=_BETAS, weight_decay=_DECAY, clip=_CLIP)
     definition = StepDefinition(own, loss, optimizer, prepare=lambda x, scale: Prepared((x * 2, scale)))
     examples = tuple(
         (torch.ones((count, 3), device=device, dtype=dtype), torch.ones((), device=device)) for count in rows

@@ -62,7 +62,10 @@ def in_this_process(settings: Json, out: Path) -> tuple[int, Json]:
     return code, json.loads((out / "evidence.json").read_text())
 
 
-@pytest.mark.parametrize("shape", [{"dtype": "float32", **OTHER}, {"dtype": "bfloat16"}])
+NO_MASTERS: Json = {"dtype": "bfloat16", "master_weights": "none"}
+
+
+@pytest.mark.parametrize("shape", [{"dtype": "float32", **OTHER}, {"dtype": "bfloat16"}, NO_MASTERS])
 def test_a_right_trainer_passes_and_the_rest_is_not_checked(
     ready: Callable[..., Json], tmp_path: Path, shape: Json
 ) -> None:

@@ -21,7 +21,7 @@ from trainer.compile import (
 )
 from trainer.dflash_model import DFlashDrafter
 from trainer.errors import Aborted
-from trainer.optimizer import MasterAdamW
+from trainer.optimizer import ClippedAdamW
 from trainer.step import DrafterStep, FrozenHead
 
 pytestmark = pytest.mark.torch
@@ -155,7 +155,7 @@ def test_a_compiled_drafter_equals_an_eager_one_and_warm_up_leaves_no_trace() ->
         drafter = DFlashDrafter(config, dtype=torch.float32, generator=torch.Generator().manual_seed(1))
         before = {key: each.clone() for key, each in drafter.state_dict().items()}
         state = torch.get_rng_state()
-        optimizer = MasterAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.0, clip=1.0)
+        optimizer = ClippedAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.0, clip=1.0)
         frozen, strategy = FrozenHead(weight, weight), STRATEGIES[name]
         step = DrafterStep(
             drafter,

@@ -37,7 +37,7 @@ from trainer.compile import (
 )
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.exchange import ThreadExchange
-from trainer.optimizer import MasterAdamW
+from trainer.optimizer import ClippedAdamW
 from trainer.step import Batch, DrafterStep, FrozenHead, blank_batch
 
 pytestmark = [pytest.mark.torch, pytest.mark.cuda]
@@ -166,7 +166,7 @@ def test_gradients_that_are_a_captures_own(accumulation: int, replicas: int) -> 
             return found, found
 
         named = list(own.named_parameters())
-        optimizer = MasterAdamW(named, betas=(0.9, 0.95), weight_decay=0.0, clip=1e9)
+        optimizer = ClippedAdamW(named, betas=(0.9, 0.95), weight_decay=0.0, clip=1e9)
         definition = StepDefinition(own, loss, optimizer, prepare=lambda x: Prepared((x,)))
         plan = StepPlan(definition, ((torch.ones(3, device=GPU),),), accumulation, replicas, "captures_own")
         return own, compiled_step(plan, uncompiled("whole-step"))
@@ -381,7 +381,7 @@ def train_drafter(name: str) -> tuple[list[list[torch.Tensor]], list[torch.Tenso
         drafter = DFlashDrafter(CONFIG, device="cpu", dtype=torch.float32, generator=torch.Generator().manual_seed(1))
         drafter.to(GPU).requires_grad_(True)
         weight = torch.randn((500, 64), generator=torch.Generator().manual_seed(2)).to(GPU)
-        optimizer = MasterAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.01, clip=1.0)
+        optimizer = ClippedAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.01, clip=1.0)
         options = {"buckets": (128, 256), "rows": 2, "slots": 8, "accumulation": 2, "replicas": 1}
         return drafter, DrafterStep(
             drafter,
@@ -456,11 +456,11 @@ CAPTURE = """
     import torch
     from torch import nn
     from trainer.compile import STRATEGIES, CaptureError, Prepared, StepDefinition, StepPlan, compiled_step, own_device
-    from trainer.optimizer import MasterAdamW
+    from trainer.optimizer import ClippedAdamW
 
     gpu = torch.device("cuda:0")
     module = nn.Linear(3, 2).to(gpu)
-    optimizer = MasterAdamW(list(module.named_parameters()), betas=(0.9, 0.95), weight_decay=0.0, clip=1.0)
+    optimizer = ClippedAdamW(list(module.named_parameters()), betas=(0.9, 0.95), weight_decay=0.0, clip=1.0)
 
     def loss(x):
         found = module(x).square().mean()

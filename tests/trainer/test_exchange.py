@@ -15,7 +15,7 @@ from trainer.compile import STRATEGIES
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.errors import Aborted
 from trainer.exchange import ThreadExchange
-from trainer.optimizer import MasterAdamW, learning_rate_at
+from trainer.optimizer import ClippedAdamW, learning_rate_at
 from trainer.queues import Assignments, OrderedQueue
 from trainer.step import Batch, DrafterStep, FrozenHead
 
@@ -99,7 +99,7 @@ def union(parts: list[Batch]) -> Batch:
 def replica(rows: int, loss_type: str = "dflash") -> tuple[DFlashDrafter, DrafterStep]:
     drafter = DFlashDrafter(CONFIG, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     weight = torch.randn((20, 16), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    optimizer = MasterAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.01, clip=0.5)
+    optimizer = ClippedAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.01, clip=0.5)
     frozen, eager = FrozenHead(weight, weight), STRATEGIES["eager"]
     return drafter, DrafterStep(
         drafter, frozen, optimizer, eager, buckets=(12,), rows=rows, slots=3, accumulation=2, replicas=2, name="t",
@@ -258,7 +258,7 @@ def test_bfloat16_parameters_follow_float32_masters() -> None:
     parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     plain = torch.nn.Parameter(torch.ones(4))
     reference = torch.optim.AdamW([plain], lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0)
-    optimizer = MasterAdamW([("p", parameter)], betas=(0.9, 0.95), weight_decay=0.0, clip=1e6)
+    optimizer = ClippedAdamW([("p", parameter)], betas=(0.9, 0.95), weight_decay=0.0, clip=1e6)
     optimizer.rate.fill_(1e-4)
     plain.grad = torch.full((4,), 0.5)
     for _ in range(60):
@@ -289,7 +289,7 @@ def test_clipping_scales_what_is_applied_and_leaves_the_gradients() -> None:
     parameters = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))]
     plain = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))]
     reference = torch.optim.AdamW(plain, lr=0.1, betas=(0.9, 0.95), weight_decay=0.01)
-    optimizer = MasterAdamW(
+    optimizer = ClippedAdamW(
         [("a", parameters[0]), ("b", parameters[1])], betas=(0.9, 0.95), weight_decay=0.01, clip=0.5
     )
     optimizer.rate.fill_(0.1)

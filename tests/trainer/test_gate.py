@@ -122,6 +122,26 @@ def test_an_update_that_is_counted_twice(ready: Ready, tmp_path: Path, monkeypat
     assert "the optimiser counts 3 updates of" in said["warm_up", 1] and "after step 2, not 2" in said["warm_up", 1]
 
 
+@pytest.mark.parametrize("moment", [None, 0.0, 1.1])
+def test_a_wrong_update_without_master_weights(
+    ready: Ready, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: float | None
+) -> None:
+    class Wrong(Planted):
+        def update(self) -> Tensor:
+            weight = dict(self.replica.drafter.named_parameters())["fc.weight"].detach()
+            before, norm = weight.clone(), super().update()
+            if moment is None:
+                weight.copy_(before)
+            else:
+                self.replica.optimizer.state_tensors()["exp_avg_sq.fc.weight"].mul_(moment)
+            return norm
+
+    settings = ready(dtype="bfloat16", master_weights="none")
+    _, failed, said = verdict(settings, tmp_path / "out", monkeypatch, Wrong)
+    assert failed == {"parameters": {0, 1}}
+    assert "fc.weight at step 1" in said["parameters", 0]
+
+
 def test_a_draw_from_the_default_generator(ready: Ready, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Drawing(Planted):
         def update(self) -> Tensor:

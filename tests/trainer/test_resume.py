@@ -50,7 +50,14 @@ def losses(out: Path) -> dict[int, float]:
     return {each["step"]: each["loss"] for each in lines if each["kind"] == "step"}
 
 
-@pytest.mark.parametrize("overrides", [{}, {"dtype": "bfloat16", "accumulation": 2, "target_workers": 2}])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"dtype": "bfloat16", "accumulation": 2, "target_workers": 2},
+        {"dtype": "bfloat16", "master_weights": "none"},
+    ],
+)
 def test_resumed_equals_uninterrupted(tmp_path: Path, settings: Any, overrides: dict[str, Any]) -> None:
     whole = run(settings(**overrides), folder(tmp_path / "whole"), evaluate=False)
     halfway = whole.checkpoint.parent / "step-000004"
@@ -125,6 +132,24 @@ def test_resume_refusals(tmp_path: Path, settings: Any) -> None:
         run(settings(resume_from=early), tmp_path / "done")
     with pytest.raises(InputError, match="manifest"):
         run(settings(resume_from=str(tmp_path / "none")), folder(tmp_path / "c"))
+
+
+@pytest.mark.parametrize("kinds", [("float32", "none"), ("none", "float32")])
+def test_a_checkpoint_goes_on_with_the_masters_that_it_has_or_has_not(
+    tmp_path: Path, settings: Any, kinds: tuple[str, str]
+) -> None:
+    mine, other = kinds
+    low = {"dtype": "bfloat16", "steps": 4}
+    done = run(settings(**low, master_weights=mine), folder(tmp_path / "done"), evaluate=False).checkpoint
+    names = load_resume(done).tensors
+    assert any(name.startswith("master.") for name in names) == (mine == "float32")
+    assert names["exp_avg.fc.weight"].dtype == (torch.float32 if mine == "float32" else torch.bfloat16)
+    further = {**low, "steps": 5, "master_weights": other}
+    says = "without float32 master weights, this one trains with" if mine == "none" else "this one trains without"
+    with pytest.raises(InputError, match=says):
+        run(settings(**further, resume_from=str(done)), folder(tmp_path / "a"), evaluate=False)
+    # its weights are anybody's
+    run(settings(**further, init_from=str(done)), folder(tmp_path / "b"), evaluate=False)
 
 
 def test_other_data_begins_its_order_anew_and_says_so(

@@ -11,7 +11,7 @@ import torch
 from trainer.compile import STRATEGIES, Strategy
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.drafter_config import SlidingWindow
-from trainer.optimizer import MasterAdamW
+from trainer.optimizer import ClippedAdamW
 from trainer.step import Batch, DrafterStep, FrozenHead, blank_batch
 
 pytestmark = pytest.mark.torch
@@ -67,7 +67,7 @@ def step(
 ) -> list[list[torch.Tensor]]:
     drafter = DFlashDrafter(config, generator=torch.Generator().manual_seed(1))
     weight = torch.randn((24, 16), generator=torch.Generator().manual_seed(2))
-    optimizer = MasterAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.0, clip=1.0)
+    optimizer = ClippedAdamW(list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.0, clip=1.0)
     frozen = FrozenHead(weight, weight)
     own = DrafterStep(
         drafter, frozen, optimizer, strategy, buckets=buckets, rows=2, slots=3, accumulation=1, replicas=1, name="w"

@@ -53,8 +53,8 @@ class _Worst:
 class NumbersJudge:
     """Judges outputs, loss, gradients, exchange and update of all workers, for one step at a time.
 
-    Host memory, in bytes a parameter: 12 once (the state before the step), and each worker's gradients before the
-    exchange in its dtype. After a step that is wrong no other is judged.
+    Host memory, in bytes a parameter: 12 once (the state before the step; 6 without master weights), and each worker's
+    gradients before the exchange in its dtype. After a step that is wrong no other is judged.
     """
 
     def __init__(self, parts: Parts, workers: Sequence[WorkerRecord]) -> None:
@@ -101,10 +101,11 @@ class NumbersJudge:
         numbers = [self._worker(step, worker) for worker in range(len(self._workers))]
         exchanged = self._exchange(step)
         # the same bits need no second judgement
-        first = judge_update(self._workers[0], self._state, step)
+        kept = torch.float32 if self._parts.settings.workload.masters else self._parts.dtype
+        first = judge_update(self._workers[0], self._state, step, kept)
         updates = [
             self._take(
-                "parameters", worker, step, judge_update(record, self._state, step) if worker in differ else first
+                "parameters", worker, step, judge_update(record, self._state, step, kept) if worker in differ else first
             )
             for worker, record in enumerate(self._workers)
         ]

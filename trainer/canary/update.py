@@ -58,7 +58,7 @@ RULE = AdamWRule(peak=1e-3, betas=(0.9, 0.95), weight_decay=0.01, clip=1.0)
 
 @dataclass(frozen=True)
 class TensorState:
-    """One parameter with its optimiser's state: the float32 value (the master copy under bfloat16) and both moments."""
+    """One parameter with its optimiser's state: what is updated (its master copy, if any) and both moments."""
 
     value: Tensor
     exp_avg: Tensor
@@ -84,18 +84,31 @@ def state_of(worker: WorkerRecord) -> State:
 
 
 def host_state(worker: WorkerRecord) -> State:
-    """A copy in host memory: 12 bytes a parameter."""
+    """A copy in host memory: 12 bytes a parameter, 6 where bfloat16 has no master copies."""
     return {
         name: TensorState(host_copy(each.value), host_copy(each.exp_avg), host_copy(each.exp_avg_sq))
         for name, each in state_of(worker).items()
     }
 
 
+def _unrounded(found: Tensor, truth: Tensor, kept: torch.dtype) -> Tensor:
+    """Of the numbers that round to `found` in the dtype `kept` the nearest to `truth`; in float32 that is `found`."""
+    if kept == torch.float32:
+        return found
+    wide = found.double()
+    # half the way to the next number; of 0 there is no power of two
+    half = torch.ldexp((wide != 0).double() * torch.finfo(kept).eps / 4, torch.frexp(wide).exponent)
+    # not a clamp, which might let a number pass that is none
+    return torch.maximum(torch.minimum(truth, wide + half), wide - half)
+
+
 @torch.no_grad()
-def judge_update(worker: WorkerRecord, before: State, step: int) -> list[Distance]:
+def judge_update(worker: WorkerRecord, before: State, step: int, kept: torch.dtype) -> list[Distance]:
     """A replica after `step` (from 0) against `before` updated by its own gradients at its own learning rate.
 
-    Values relative to how far they moved, moments to themselves.
+    Values relative to how far they moved, moments to themselves. `kept`: the dtype in which the workload keeps them,
+    float32 unless it wants no master copies. Then a number is as far off as the nearest that would be kept as it, and
+    clipped gradients may be rounded too, which is measured.
     """
     gradients = worker.gradients
     scale, narrow_scale = (RULE.clipping(gradients, dtype) for dtype in (torch.float64, torch.float32))
@@ -106,13 +119,14 @@ def judge_update(worker: WorkerRecord, before: State, step: int) -> list[Distanc
         start = before[name].to(device, torch.float64)
         clipped = gradients[name].double() * scale
         truth = RULE.update(start, clipped, step, rate)
-        narrow = gradients[name].float() * narrow_scale
-        plain = RULE.update(before[name].to(device, torch.float32), narrow, step, rate)
+        narrow = (gradients[name].float() * narrow_scale).to(kept).float()
+        plain = RULE.update(before[name].to(device, torch.float32), narrow, step, rate).to(device, kept)
         moved = truth.value - start.value
         for key, scaled in (("value", moved), *((moment, None) for moment in _MOMENTS)):
-            found, right, rounded = (getattr(each, key) for each in (seen, truth, plain))
+            right = getattr(truth, key)
+            found, rounded = (_unrounded(getattr(each, key), right, kept) for each in (seen, plain))
             noise = max(relative(rounded, right, scaled), _CLIPPING_NOISE)
-            allowed = tolerance(noise, torch.float32)
+            allowed = tolerance(noise, kept)
             named = name if key == "value" else f"{key} of {name}"
             distances.append(Distance(named, relative(found, right, scaled), allowed))
     for name, parameter in worker.trained.drafter.named_parameters():

@@ -36,6 +36,7 @@ _SHAPES = (
     "target_devices",
     "dtype",
     "target_dtype",
+    "master_weights",
     "block_size",
     "anchors",
     "buckets",
