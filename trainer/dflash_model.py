@@ -29,8 +29,8 @@ __all__ = [
     "DrafterCache",
     "DrafterConfig",
     "create_drafter_config",
-    "drafted",
     "default_target_layer_ids",
+    "drafted",
 ]
 
 Mask = Tensor | BlockRanges | None

@@ -129,7 +129,10 @@ def test_a_drafter_of_sliding_layers_only_sees_its_window_and_no_more(window):
         changed[:, place] += 5.0
         moved = (run(changed, data.block_embeddings) != before).any(dim=-1)
         for block, anchor in enumerate(data.anchors.positions[0].tolist()):
-            assert moved[block].tolist() == [place in context(window, anchor, k) for k in range(1, size)], (place, anchor)
+            assert moved[block].tolist() == [place in context(window, anchor, k) for k in range(1, size)], (
+                place,
+                anchor,
+            )
     for slot in range(size):
         changed = data.block_embeddings.clone()
         changed.view(1, 4, size, -1)[:, :, slot] += 5.0
