@@ -1,8 +1,7 @@
 """Cross-entropy of given logits and its gradient in two passes over a row: a Triton kernel, one program a row.
 
 The first pass reads a row's logits for their maximum and the sum of their exponentials at once, the second writes the
-gradient over them, in their own dtype. A softmax in torch's own operations reads them four times, and wants a second
-array for what it writes.
+gradient over them, in their own dtype. Torch's own operations read them more often, and write a second array.
 """
 
 from __future__ import annotations
@@ -79,8 +78,11 @@ def cross_entropy_(logits: Tensor, labels: Tensor, firsts: int, with_gradient: b
     float32 and rounded to their dtype. Without autograd. Raises ValueError for logits that it cannot read.
     """
     rows, words = logits.shape
-    if logits.stride(1) != 1 or logits.dtype == torch.float64:
-        raise ValueError(f"logits of {logits.dtype} with strides {logits.stride()}: contiguous rows are needed")
+    if logits.stride(1) != 1 or logits.dtype == torch.float64 or not labels.is_contiguous():
+        raise ValueError(
+            f"logits of {logits.dtype} with strides {logits.stride()}, labels with {labels.stride()}: contiguous rows "
+            "and labels are needed, in float32 or narrower"
+        )
     losses, hits = _outputs(logits, firsts)
     # a launch goes to the current device, whatever the tensors are on
     with torch.cuda.device_of(logits):

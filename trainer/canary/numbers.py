@@ -100,8 +100,8 @@ class NumbersJudge:
     def _judge(self, step: int, differ: Collection[int]) -> bool:
         numbers = [self._worker(step, worker) for worker in range(len(self._workers))]
         exchanged = self._exchange(step)
-        # the same bits need no second judgement
         kept = torch.float32 if self._parts.settings.workload.masters else self._parts.dtype
+        # the same bits need no second judgement
         first = judge_update(self._workers[0], self._state, step, kept)
         updates = [
             self._take(

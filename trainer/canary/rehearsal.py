@@ -100,9 +100,10 @@ def _read_back(folder: Path, steps: int, masters: bool, evidence: Evidence) -> N
     except InputError as broken:
         evidence.add(Check("checkpoint", None, Outcome.FAIL, str(broken)))
         return
-    problem = _problem(weights, resume.tensors, masters)
-    if int(resume.state["step"]) != steps:
-        problem = f"it says step {resume.state['step']} after {steps} steps"
+    step = int(resume.state["step"])
+    problem = (
+        f"it says step {step} after {steps} steps" if step != steps else _problem(weights, resume.tensors, masters)
+    )
     outcome = Outcome.FAIL if problem else Outcome.PASS
     summary = problem or f"{len(weights)} tensors and the optimiser's state of step {steps} load back"
     evidence.add(Check("checkpoint", None, outcome, summary, {"tensors": len(weights)}))
