@@ -22,7 +22,7 @@ _ON_A_CPU: Json = {
     "buckets": [32],
     "canary_steps": 2,
 }
-# flex attention wants heads of 16 and more; three steps, since memory is compared after the first
+# three steps, since memory is compared after the first
 _ON_CUDA: Json = {
     "require_cuda": True,
     "dtype": "bfloat16",

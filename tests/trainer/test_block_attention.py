@@ -96,6 +96,23 @@ def test_any_shape_is_as_dense(seed, rows, group, context, slots, block_size, di
         check(inputs, limits_of(kind, rows, slots, context, seed), block_size, window, 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("limits", "window"),
+    [
+        # queries that see all of a tile of keys, some that do not, and again some that do
+        ([48, 48, 3, 20, 48, 48], None),
+        # the last key of a tile is the first that anything sees, and the first of a tile the last
+        ([35] * 6, SlidingWindow(20, "anchor", causal=False)),
+        ([33] * 6, SlidingWindow(20, "anchor", causal=False)),
+        # the second key of a tile is the first
+        ([37] * 6, SlidingWindow(20, "anchor", causal=False)),
+    ],
+)
+def test_tiles_are_visited_to_their_edges(monkeypatch, limits, window):
+    monkeypatch.setattr(block_attention, "tilings", lambda *_: SMALL)
+    check(draw(7, 1, 2, 1, 48, 48, 16), torch.tensor([limits]), 8, window, 1e-5)
+
+
 def test_a_drafter_compiled_over_ranges_is_one_over_dense_masks(monkeypatch):
     """Hidden states and gradients of a sliding and a full layer, with tiles skipped, seen in part and seen whole."""
     monkeypatch.setattr(block_attention, "tilings", lambda *_: LARGE)

@@ -6,7 +6,7 @@ may be `FACTOR` times as far away, and never has to be closer than `FACTOR` roun
 
 Why a factor is left at all: the measurement is of eager kernels, and of two orders out of many. Compiled kernels round
 in other places as well: they keep in float32 what eager code writes down in bfloat16, and the other way round (the
-weights of flex attention), and sum a whole batch where the reference sums groups. Each such place is of the size of
+weights of an attention), and sum a whole batch where the reference sums groups. Each such place is of the size of
 those that are measured, and there are not many times as many of them. A wrong computation is further away by orders of
 magnitude; `perturbation` proves each time that an error of a few tolerances is seen.
 """
