@@ -10,6 +10,7 @@ import os
 import stat
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -39,7 +40,7 @@ class Content:
     files: Tuple[Listed, ...]
     single: bool
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         if self.single:
             return self.files[0].sha256
