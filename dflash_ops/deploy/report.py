@@ -51,6 +51,7 @@ def _lines(folder: Path) -> Iterator[str]:
         ("refused" if refuses(status.get("exit")) else "reason", why(status.get("exit"))),
         ("lost", status.get("hint")),
         ("disk", _table(status.get("disk_low")).get("what")),
+        ("nobody was told", _table(status.get("untold")).get("what")),
         ("goes on with", _origin(run, _read(folder / "settings.json"))),
         ("began with the weights of", _table(_read(folder / "settings.json").get("training")).get("init_from")),
         ("went on as", (status.get("next") or {}).get("run")),

@@ -302,6 +302,10 @@ class HumanView:
         low = event.get("disk_low")
         if isinstance(low, dict):
             self._say(f"  [yellow]disk[/] {escape(str(low.get('what')))}")
+        untold = event.get("untold")
+        if isinstance(untold, dict):
+            what = f"nobody was told ({untold.get('event')}): {untold.get('what')}"
+            self._say(f"  [yellow]notify[/] {escape(what)}")
         if event.get("managed"):
             self._say(f"  environment {escape(str(event['managed'])[:12])}")
         elif event.get("python"):
