@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -105,11 +106,12 @@ class Collector:
 
     def _bring_file(self, conversation: Conversation, file: RemoteFile) -> bool:
         """False where it is not any more what was listed."""
-        target = _inside(self._folder, file.home)
+        target = self._folder.joinpath(*file.home.parts)
         here = _size(target)
         if here == file.size and (file.sha256 is None or sha256_of(target) == file.sha256):
             return True
-        grows = file.role == "growing" and here is not None and here < file.size
+        self._make_way(target)
+        grows = file.role == "growing" and here is not None and here < file.size and not target.is_symlink()
         try:
             if grows:
                 moved = self._append(conversation, file, target)
@@ -131,7 +133,8 @@ class Collector:
         return True
 
     def _replace(self, conversation: Conversation, file: RemoteFile, target: Path) -> int:
-        part = _inside(self._incoming, file.path)
+        part = self._incoming.joinpath(*file.path.parts)
+        self._make_way(part)
         part.unlink(missing_ok=True)
         part.touch(mode=0o600)
         size = self._append(conversation, file, part)
@@ -210,8 +213,11 @@ class Collector:
         manifest = local_manifest(original, set(wanted) if damaged else here | set(wanted))
         if not missing and _read_bytes(final / "manifest.json") == manifest:
             return True
+        self._make_way(final)
         if damaged:
             _set_aside(final)
+        for path in (*missing, "manifest.json") if os.path.lexists(final) else ():
+            self._make_way(final / path)
         _publish(stage, final, missing, manifest)
         self.collected.files += len(missing) + 1
         self.collected.bytes += moved
@@ -219,10 +225,9 @@ class Collector:
         return True
 
     def _fetch(self, conversation: Conversation, missing: dict[str, RemoteFile], stage: Path) -> int:
-        items = [
-            Item(str(file.path), file.size, file.sha256 or "", _inside(stage, PurePosixPath(path)))
-            for path, file in missing.items()
-        ]
+        items = [Item(str(file.path), file.size, file.sha256 or "", stage / path) for path, file in missing.items()]
+        for item in items:
+            self._make_way(item.target)
         items = [item for item in items if not (_size(item.target) == item.size and _is_hashed(item))]
         self._refuse_full_disk(sum(item.size for item in items))
         try:
@@ -232,6 +237,20 @@ class Collector:
                 raise
             # a part that an earlier command left may be damaged: once more, from nothing
             return fetch(conversation, self._source, self._run, [item for item in items if not item.target.exists()])
+
+    def _make_way(self, target: Path) -> None:
+        """Makes the folders above `target`. OpsError (exit 5) where one is a link: all lands below the run's folder."""
+        inside = target.relative_to(self._folder).parents
+        for folder in [self._folder / each for each in reversed(inside)][1:]:
+            if folder.is_symlink():
+                raise OpsError(
+                    f"{folder} is a link: nothing is written through one",
+                    exit_code=ExitCode.BLOCKED,
+                    kind="workstation",
+                    where="this workstation",
+                    fix="put what it leads to in its place, or bring the run elsewhere: `--runs DIRECTORY`",
+                )
+        target.parent.mkdir(parents=True, exist_ok=True)
 
     def _refuse_full_disk(self, needed: int) -> None:
         """Before a byte of it is brought: what half fits helps nobody."""
@@ -313,7 +332,7 @@ def _publish(stage: Path, final: Path, brought: dict[str, RemoteFile], manifest:
         sync_folder(final.parent)
         return
     for path in brought:
-        target = _inside(final, PurePosixPath(path))
+        target = final / path
         (stage / path).replace(target)
         sync_folder(target.parent)
     write_bytes(final / "manifest.json", manifest)
@@ -324,12 +343,6 @@ def _set_aside(folder: Path) -> None:
     while (aside := folder.with_name(f"{folder.name}.damaged-{number}")).exists():
         number += 1
     folder.rename(aside)
-
-
-def _inside(folder: Path, path: PurePosixPath) -> Path:
-    target = folder.joinpath(*path.parts)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return target
 
 
 def _size(path: Path) -> int | None:

@@ -249,6 +249,38 @@ def test_a_path_outside_the_run_is_refused(tmp_path: Path, path: str) -> None:
     assert not (tmp_path / "outside").exists()
 
 
+@pytest.mark.parametrize("link", ["checkpoints", HOME, "log", ".incoming"])
+def test_nothing_is_written_through_a_link(host: HostFiles, tmp_path: Path, link: str) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "run"
+    outside.mkdir()
+    (folder / link).parent.mkdir(parents=True)
+    (folder / link).symlink_to(outside)
+    with pytest.raises(OpsError, match="is a link") as refused:
+        bring(host, folder)
+    assert refused.value.exit_code is ExitCode.BLOCKED
+    assert str(folder / link) in refused.value.what
+    assert list(outside.iterdir()) == []
+
+
+def test_a_link_in_a_files_place_makes_way_for_the_file(host: HostFiles, tmp_path: Path) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "run"
+    folder.mkdir()
+    outside.write_bytes(b"")
+    (folder / "metrics.ndjson").symlink_to(outside)
+    bring(host, folder)
+    assert (folder / "metrics.ndjson").read_bytes() == host.files["out/metrics.ndjson"]
+    assert not (folder / "metrics.ndjson").is_symlink()
+    assert outside.read_bytes() == b""
+
+
+def test_what_was_moved_away_whole_and_linked_is_here(host: HostFiles, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    bring(host, folder)
+    (folder / "checkpoints").rename(tmp_path / "elsewhere")
+    (folder / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    assert bring(host, folder).checkpoints == ("step-000004",)
+
+
 def test_what_a_trainer_writes_takes_no_records_place(host: HostFiles, tmp_path: Path) -> None:
     host.files["verdict.json"] = b'{"real": true}'
     host.files["out/verdict.json"] = b'{"forged": true}'
