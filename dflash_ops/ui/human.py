@@ -69,6 +69,10 @@ class HumanView:
             "sending": lambda e: self._say(
                 f"doctor   asset {escape(e['asset'])}: sending {number(e['files'], 'file')}, {sized(e['bytes'])}"
             ),
+            "sending_on": lambda e: self._say(
+                f"doctor   asset {escape(e['asset'])}: {e['files']} of {number(e['of_files'], 'file')}, "
+                f"{sized(e['bytes'])} of {sized(e['of_bytes'])}"
+            ),
             "sent": lambda e: self._say(
                 f"doctor   asset {escape(e['asset'])}: {sized(e['bytes'])} sent, verified as a whole"
             ),
