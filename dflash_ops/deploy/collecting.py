@@ -184,7 +184,8 @@ class Collector:
                 if error.kind != "verify":
                     raise
                 # the others are worth as much as they were
-                self._damaged[checkpoint.name] = _damaged_there(checkpoint, error)
+                self._damaged[checkpoint.name] = there = _damaged_there(checkpoint, error)
+                self._events.emit("notice", text=f"{there.what}; the others are brought")
         self._pin(conversation, [])
 
     def _pin(self, conversation: Conversation, names: list[str]) -> list[str]:
