@@ -18,9 +18,12 @@ _STATEMENTS = (
     "work=os.path.abspath(os.path.expanduser(work))",
     "code,fix=5,'choose a python of 3.9 or newer for this host'",
     "part=os.devnull",
+    "named=lambda error:error.strerror+': '+str(error.filename) if error.filename else error.strerror",
+    "said=lambda kind,error:named(error) if getattr(error,'strerror',None) else str(error) if kind is AssertionError "
+    "else kind.__name__+': '+str(error)",
     "sys.excepthook=lambda kind,error,trace:(part is os.devnull or os.path.exists(part) and os.unlink(part),"
     "print(chr(10)+'DFLASH-OPS-REFUSED',nonce,json.dumps(dict("
-    "kind='bootstrap',what=kind.__name__+': '+str(error),where='starting the agent in '+work,fix=fix,exit=code,"
+    "kind='bootstrap',what=said(kind,error),where='starting the agent in '+work,fix=fix,exit=code,"
     "evidence=None)),flush=True))",
     "assert sys.version_info>=(3,9),'the agent needs Python 3.9 or newer, '+sys.executable+' is '"
     "+sys.version.split()[0]",
@@ -31,6 +34,12 @@ _STATEMENTS = (
     "os.umask(63)",
     "folder=os.path.join(work,'agent')",
     "os.makedirs(folder,exist_ok=True)",
+    # whoever may write there could put another agent in our place; a sticky bit keeps what is ours
+    "mode=os.stat(work).st_mode",
+    "code,fix=5,'name a folder of its own as workdir, or there: chmod o-w '+work",
+    "assert not mode&2 or mode&512 and os.stat(folder).st_uid==os.geteuid(),"
+    "'everybody may write to the work directory '+work",
+    "code,fix=5,'check the work directory: it must be writable and have space'",
     "path=os.path.join(folder,digest+'.pyz')",
     # on a full or read-only disk the file that is there must do
     "same=os.path.exists(path) and hashlib.sha256(open(path,'rb').read()).hexdigest()==digest",

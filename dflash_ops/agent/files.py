@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import io
@@ -145,7 +146,14 @@ def tail_lines(path: Path, count: int = 40, *, limit: int = 64 * 1024) -> List[s
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[None]:
     """Holds the kernel's lock on `path` for a moment, against other agents on this host."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        # a disk that went read-only: nobody else can change anything there either
+        yield
+        return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

@@ -10,6 +10,7 @@ import os
 import stat
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -39,7 +40,7 @@ class Content:
     files: Tuple[Listed, ...]
     single: bool
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         if self.single:
             return self.files[0].sha256
@@ -114,7 +115,11 @@ def _files(root: Path) -> List[Path]:
                 raise BadAsset(f"{Path(folder) / name} is a link to a folder: name the folder itself")
         found += [Path(folder) / name for name in names if not name.startswith(".")]
     for path in found:
-        if not stat.S_ISREG(path.stat().st_mode):
+        try:
+            mode = path.stat().st_mode
+        except OSError as error:
+            raise BadAsset(f"{path}: {error.strerror}") from error
+        if not stat.S_ISREG(mode):
             raise BadAsset(f"{path} is neither a file nor a folder")
     return found
 

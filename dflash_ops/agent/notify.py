@@ -1,7 +1,8 @@
 """Telling somebody what became of a run, from its host: nobody need be connected.
 
 A command (the event as JSON on its standard input) or a webhook (the same, posted). It happens in children of the
-supervisor, so that it delays nothing; what went wrong stands in supervisor.log. A webhook's URL may be a secret: it
+supervisor, so that it delays nothing; what went wrong stands in supervisor.log and, the last of it, in untold.json,
+which `status` shows. A webhook's URL may be a secret: it
 lies in notify.json of the run, which is never collected or read out, and is shown nowhere.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,14 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Optional, Set, Tuple
 
-from .accounts import find_account, popen_options
+from .accounts import Account, find_account, popen_options
 from .arguments import Arguments
 from .children import fork, say
 from .errors import AgentError, ExitCode
 from .files import read_json, write_json
 from .processes import signal_group
 from .pythons import base_environment
-from .runs import RunFolder
+from .runs import UNTOLD, RunFolder
 
 FILE = "notify.json"
 COMMAND_TIME_S = 10.0
@@ -91,7 +93,7 @@ class Notifier:
             notify = Notify.of_run(self._folder.path)
             if notify is not None:
                 facts, record = self._facts(event, reason), self._folder.record()
-                self.children.add(fork(lambda: _deliver(notify, facts, record)))
+                self.children.add(fork(lambda: self._deliver(notify, facts, record)))
         except Exception as error:
             say(f"nobody was told of {event}: {type(error).__name__}: {error}")
 
@@ -111,21 +113,34 @@ class Notifier:
             "text": f"run {self._folder.run} on {host}: {state}" + (f", {reason}" if reason else ""),
         }
 
+    def _deliver(self, notify: Notify, event: Dict[str, Any], record: Dict[str, Any]) -> None:
+        data = json.dumps(event).encode() + b"\n"
+        problem = _run(notify.command, data, record) if notify.webhook is None else _post(notify.webhook, data)
+        if problem is not None:
+            say(f"notify: {problem}")
+            told = {"v": 1, "time": time.time(), "event": event["event"], "what": problem}
+            # a full disk may be what it is about
+            with contextlib.suppress(OSError):
+                write_json(self._folder.path / UNTOLD, told)
+
     def reaped(self, pid: int) -> None:
         self.children.discard(pid)
 
 
-def _deliver(notify: Notify, event: Dict[str, Any], record: Dict[str, Any]) -> None:
-    data = json.dumps(event).encode() + b"\n"
-    if notify.webhook is None:
-        _run(notify.command, data, record)
-    else:
-        _post(notify.webhook, data)
+def unusable(command: str, python: str, account: Optional[Account]) -> Optional[str]:
+    """Why `command` (its first word) cannot be run for `notify`; None where it can, as far as its file tells."""
+    found = shutil.which(
+        os.path.join("/", command) if "/" in command else command, path=base_environment(python, account)["PATH"]
+    )
+    return None if found else f"{command} is not there, or cannot be executed"
 
 
-def _run(command: Tuple[str, ...], data: bytes, record: Dict[str, Any]) -> None:
-    """As the job's user, in an environment of its own; the beginning of its output goes to supervisor.log."""
-    account = find_account(record.get("user"))
+def _run(command: Tuple[str, ...], data: bytes, record: Dict[str, Any]) -> Optional[str]:
+    """As the job's user, in an environment of its own; the beginning of its output goes to supervisor.log.
+
+    Returns what went wrong.
+    """
+    account, problem = find_account(record.get("user")), None
     reading, writing = os.pipe()
     try:
         process = subprocess.Popen(
@@ -138,6 +153,8 @@ def _run(command: Tuple[str, ...], data: bytes, record: Dict[str, Any]) -> None:
             start_new_session=True,
             **popen_options(account),
         )
+    except OSError as error:
+        return f"{command[0]} cannot be run: {error.strerror}"
     finally:
         os.close(writing)
     told = threading.Thread(target=_tell_beginning, args=(reading,), daemon=True)
@@ -145,14 +162,15 @@ def _run(command: Tuple[str, ...], data: bytes, record: Dict[str, Any]) -> None:
     try:
         process.communicate(data, timeout=COMMAND_TIME_S)
     except subprocess.TimeoutExpired:
-        say(f"notify: {command[0]} was killed: it took more than {COMMAND_TIME_S:g} s")
+        problem = f"{command[0]} was killed: it took more than {COMMAND_TIME_S:g} s"
     finally:
         signal_group(process.pid, signal.SIGKILL)
         process.wait()
         # a stranger that left the group may hold the pipe for ever
         told.join(1)
     if process.returncode > 0:
-        say(f"notify: {command[0]} ended with exit code {process.returncode}")
+        problem = f"{command[0]} ended with exit code {process.returncode}"
+    return problem
 
 
 def _tell_beginning(reading: int) -> None:
@@ -166,15 +184,14 @@ def _tell_beginning(reading: int) -> None:
         left = max(0, left - len(data))
 
 
-def _post(url: str, data: bytes) -> None:
+def _post(url: str, data: bytes) -> Optional[str]:
+    """Returns what went wrong, at last."""
     for pause in (*_PAUSES_S, None):
         problem, worth_it = _try_to_post(url, data)
-        if problem is None:
-            return
-        if pause is None or not worth_it:
-            say(f"notify: the webhook was not reached: {problem}")
-            return
+        if problem is None or pause is None or not worth_it:
+            break
         time.sleep(pause)
+    return None if problem is None else f"the webhook was not reached: {problem}"
 
 
 def _try_to_post(url: str, data: bytes) -> Tuple[Optional[str], bool]:

@@ -10,6 +10,7 @@ from .arguments import Arguments
 from .beside import beside
 from .conversation import Conversation
 from .environments import ManagedEnvironment
+from .notify import unusable
 from .pythons import ask_python, base_environment, find_python, probe_and_note
 from .variables import Variables
 
@@ -29,6 +30,7 @@ def op_probe(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
     account = find_account(args.optional_text("user"))
     managed = ManagedEnvironment.of_python(conversation.work, args.text("python"))
     python = find_python(args.text("python"))
+    command = args.optional_text("notify")
     plain = Variables.from_arguments(args).plain
     looking = beside(lambda: _tools(python, account, plain))
     found = probe_and_note(python, account)
@@ -39,6 +41,7 @@ def op_probe(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         "packages": found.packages,
         "digest": found.digest if managed is None else managed.digest,
         "managed": None if managed is None else managed.digest,
+        "notify": None if command is None else unusable(command, python, account),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from pathlib import Path
@@ -141,8 +142,13 @@ def pin(folder: RunFolder, wanted: Sequence[str]) -> List[str]:
         if not there or me is None:
             file.unlink(missing_ok=True)
             return []
-        file.parent.mkdir(mode=0o700, exist_ok=True)
-        write_json(file, {"v": 1, "boot_id": boot_id(), "agent": me.to_json(), "checkpoints": there}, durable=False)
+        try:
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            write_json(file, {"v": 1, "boot_id": boot_id(), "agent": me.to_json(), "checkpoints": there}, durable=False)
+        except OSError as error:
+            # a disk that went read-only: nothing on it can be removed
+            if error.errno != errno.EROFS:
+                raise
     return there
 
 

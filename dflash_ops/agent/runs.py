@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .conversation import Conversation
 
 DISK_LOW = "disk_low.json"
+UNTOLD = "untold.json"
 """That the disk is nearly full, as its supervisor saw it."""
 
 
@@ -202,6 +203,7 @@ class RunFolder:
             "last": self._last_step(),
             "said": self._said(state),
             "disk_low": self.disk_low() or self._full_disk(state),
+            "untold": read_json(self.path / UNTOLD),
             "hint": self._hint() if state is RunState.LOST else None,
             "evidence": (self.log.tail() or None) if state in _EVIDENCE_STATES else None,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import subprocess
@@ -36,7 +37,9 @@ def op_stop(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         if running or waits:
             _ask(folder, grace_s)
     if running or waits:
-        work.record("stop", run=folder.run, grace_s=grace_s)
+        # a disk that takes no event any more is one reason to stop
+        with contextlib.suppress(OSError):
+            work.record("stop", run=folder.run, grace_s=grace_s)
         what = _asked(folder, grace_s) if running else "it will not be started again"
         conversation.event("phase", phase="asked", what=what, run=folder.run)
         _wait(folder, (grace_s if running else 0) + SLACK_S)

@@ -54,9 +54,11 @@ def command(
         result.update(run=status["run"], state=status["state"], folder=str(folder))
         choice = Choice(optimizer=optimizer, last=last)
         if follow:
-            status = follow_home(session, status["run"], runs, choice)
+            home = follow_home(session, status["run"], runs, choice)
         else:
-            status = bring_home(session, status["run"], folder, events, choice)
+            home = bring_home(session, status["run"], folder, events, choice)
+        status = home.status
         folder = runs / status["run"]
         result.update(run=status["run"], state=status["state"], folder=str(folder))
         tell_next(events, status)
+        home.refuse_damaged()

@@ -43,7 +43,7 @@ def command(
                 history.rebuild(chosen_hosts(host, inventory), events, ledger)
         finally:
             result["runs"] = history.everything(events, ledger)
-        if not result["runs"]:
+        if not result["runs"] and not ledger.unusable:
             events.emit("notice", text="this workstation knows of no run yet")
         return
     chosen = chosen_host(events, host, inventory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from io import FileIO
@@ -18,6 +19,9 @@ from dflash_ops.deploy.doctor import Diagnosis, Level
 from dflash_ops.deploy.events import Events
 from dflash_ops.errors import ExitCode, OpsError
 from dflash_ops.transport import Conversation
+
+TOLD_EVERY_S = 30.0
+"""How far an asset that is sent has come."""
 
 
 @dataclass(frozen=True)
@@ -164,21 +168,44 @@ def _send(conversation: Conversation, name: str, asset: Asset, events: Events) -
     missing = set(begun["missing"])
     files = [file for file in content.files if file.path in missing]
     events.emit("sending", asset=name, files=len(files), bytes=int(begun["bytes"]))
-    sent = 0
+    sent, progress = 0, _Progress(events, name, len(files), int(begun["bytes"]))
     for file in files:
-        with _opened(name, root if content.single else root / file.path) as data:
+        with _opened(name, root if content.single else root / file.path, progress) as data:
             answer = conversation.request("asset_file", {"asset": content.fingerprint, **asdict(file)}, upload=data)
         sent += int(answer["sent"])
+        progress.file_done()
     path = str(conversation.request("asset_end", _announced(content))["path"])
     events.emit("sent", asset=name, path=path, bytes=sent)
     return path
 
 
+class _Progress:
+    """Told now and then: a large asset, or one of very many files, takes hours."""
+
+    def __init__(self, events: Events, name: str, files: int, size: int) -> None:
+        self._events, self._name, self._of = events, name, {"of_files": files, "of_bytes": size}
+        self._files = self._bytes = 0
+        self._next = time.monotonic() + TOLD_EVERY_S
+
+    def moved(self, count: int) -> None:
+        self._bytes += count
+        self._tell()
+
+    def file_done(self) -> None:
+        self._files += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + TOLD_EVERY_S
+            self._events.emit("sending_on", asset=self._name, files=self._files, bytes=self._bytes, **self._of)
+
+
 class _FileBytes:
     """Slices of a file, read as they are asked for: a map of one that is cut short meanwhile kills the process."""
 
-    def __init__(self, name: str, path: Path, file: FileIO) -> None:
-        self._name, self._path, self._file = name, path, file
+    def __init__(self, name: str, path: Path, file: FileIO, progress: _Progress) -> None:
+        self._name, self._path, self._file, self._progress = name, path, file, progress
 
     def __getitem__(self, part: slice, /) -> bytes:
         try:
@@ -188,17 +215,18 @@ class _FileBytes:
             raise _changed(self._name, self._path, error.strerror or str(error)) from error
         if len(found) < part.stop - part.start:
             raise _changed(self._name, self._path, "it is shorter now")
+        self._progress.moved(len(found))
         return found
 
 
 @contextlib.contextmanager
-def _opened(name: str, path: Path) -> Iterator[_FileBytes]:
+def _opened(name: str, path: Path, progress: _Progress) -> Iterator[_FileBytes]:
     try:
         file = path.open("rb", buffering=0)
     except OSError as error:
         raise _changed(name, path, error.strerror or str(error)) from error
     with file:
-        yield _FileBytes(name, path, file)
+        yield _FileBytes(name, path, file, progress)
 
 
 def _changed(name: str, path: Path, why: str) -> OpsError:

@@ -8,19 +8,24 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.listing import Listing, RemoteCheckpoint, RemoteFile
 from dflash_ops.deploy.pieces import Item, Source, fetch, sha256_of
-from dflash_ops.errors import ExitCode, OpsError, TransportError
+from dflash_ops.errors import AGAIN, ExitCode, OpsError, TransportError
 from dflash_ops.files import sync_folder, write_bytes, writing
 from dflash_ops.transport import Conversation
 
 INCOMING = ".incoming"
 CHECKPOINTS = "checkpoints"
+RUNNING = "RUNNING"
+LOOKS = 3
+"""At what a trainer writes anew just while it is read, before it is left for the next command."""
 GROWTH_BYTES = 8 << 20
 """A log is appended to in blocks of this size, each verified."""
 
@@ -56,27 +61,57 @@ class Collector:
         self._events = events
         self._choice = choice
         self._whole: set[str] = set()
+        self._damaged: dict[str, OpsError] = {}
+        self._restless: set[PurePosixPath] = set()
         self.collected = Collected()
 
     def bring(self, conversation: Conversation) -> Listing:
         """Everything that is complete on the host now and is not here. Newest checkpoint first: it is worth most."""
-        listing = Listing.of(conversation.request("files", {"run": self._run}))
-        for file in listing.files:
-            self._bring_file(conversation, file)
+        listing = self._bring_files(conversation)
         wanted = listing.checkpoints[-1:] if self._choice.last else listing.checkpoints
-        self._bring_checkpoints(conversation, [one for one in wanted if one.name not in self._whole])
+        done = {*self._whole, *self._damaged}
+        self._bring_checkpoints(conversation, [one for one in wanted if one.name not in done])
         self.collected.checkpoints = tuple(sorted(self._whole))
         shutil.rmtree(self._incoming, ignore_errors=True)
         return listing
 
+    @property
+    def damaged(self) -> OpsError | None:
+        """Of the newest checkpoint that is damaged on the host (exit 5): nothing else waits for it."""
+        return self._damaged[max(self._damaged)] if self._damaged else None
+
     # ---- records, log, metrics
 
-    def _bring_file(self, conversation: Conversation, file: RemoteFile) -> None:
-        target = _inside(self._folder, file.home)
-        here = target.stat().st_size if target.is_file() else None
+    def _bring_files(self, conversation: Conversation) -> Listing:
+        """A trainer may write a file anew while it is read: it is listed once more, and never here half old."""
+        listing = Listing.of(conversation.request("files", {"run": self._run}))
+        changed = self._changed(conversation, listing.files)
+        for _ in range(LOOKS - 1):
+            if not changed:
+                return listing
+            listing = Listing.of(conversation.request("files", {"run": self._run}))
+            changed = self._changed(conversation, [file for file in listing.files if file.path in changed])
+        if not changed:
+            return listing
+        if listing.state != RUNNING:
+            raise _damaged(min(changed))
+        for path in sorted(changed - self._restless):
+            self._events.emit("notice", text=f"{path} is being written just now: it comes with the next look")
+        self._restless |= changed
+        return listing
+
+    def _changed(self, conversation: Conversation, files: Iterable[RemoteFile]) -> set[PurePosixPath]:
+        """Brings them, but for these: they are not any more what was listed."""
+        return {file.path for file in files if not self._bring_file(conversation, file)}
+
+    def _bring_file(self, conversation: Conversation, file: RemoteFile) -> bool:
+        """False where it is not any more what was listed."""
+        target = self._folder.joinpath(*file.home.parts)
+        here = _size(target)
         if here == file.size and (file.sha256 is None or sha256_of(target) == file.sha256):
-            return
-        grows = file.role == "growing" and here is not None and here < file.size
+            return True
+        self._make_way(target)
+        grows = file.role == "growing" and here is not None and here < file.size and not target.is_symlink()
         try:
             if grows:
                 moved = self._append(conversation, file, target)
@@ -85,20 +120,26 @@ class Collector:
                 moved = 0
             if not grows:
                 moved += self._replace(conversation, file, target)
+        except _Changed:
+            return False
         except OpsError as error:
             if error.kind != "file":
                 raise
             # the host keeps no more of a log than its cap
             self._events.emit("notice", text=f"{file.path} is not kept on the host any more")
-            return
+            return True
         self.collected.files += 1
         self.collected.bytes += moved
+        return True
 
     def _replace(self, conversation: Conversation, file: RemoteFile, target: Path) -> int:
-        part = _inside(self._incoming, file.path)
+        part = self._incoming.joinpath(*file.path.parts)
+        self._make_way(part)
         part.unlink(missing_ok=True)
         part.touch(mode=0o600)
         size = self._append(conversation, file, part)
+        if file.sha256 is not None and sha256_of(part) != file.sha256:
+            raise _Changed
         part.replace(target)
         sync_folder(target.parent)
         return size
@@ -122,10 +163,10 @@ class Collector:
             on_data=lambda stream, data: blocks.append(data),
         )
         block = b"".join(blocks)
-        if not block or len(block) > length or hashlib.sha256(block).hexdigest() != result["sha256"]:
-            raise TransportError(
-                f"{file.path} arrived damaged and was thrown away", kind="verify", fix="run the same command again"
-            )
+        if len(block) > length or hashlib.sha256(block).hexdigest() != result["sha256"]:
+            raise _damaged(file.path)
+        if len(block) < length:
+            raise _Changed
         return block
 
     # ---- checkpoints
@@ -136,8 +177,15 @@ class Collector:
         # from here on the host keeps them, as long as this conversation lives
         pinned = self._pin(conversation, [one.name for one in wanted])
         for checkpoint in reversed(wanted):
-            if checkpoint.name in pinned and self._bring_checkpoint(conversation, checkpoint):
-                self._whole.add(checkpoint.name)
+            try:
+                if checkpoint.name in pinned and self._bring_checkpoint(conversation, checkpoint):
+                    self._whole.add(checkpoint.name)
+            except TransportError as error:
+                if error.kind != "verify":
+                    raise
+                # the others are worth as much as they were
+                self._damaged[checkpoint.name] = there = _damaged_there(checkpoint, error)
+                self._events.emit("notice", text=f"{there.what}; the others are brought")
         self._pin(conversation, [])
 
     def _pin(self, conversation: Conversation, names: list[str]) -> list[str]:
@@ -160,11 +208,17 @@ class Collector:
                 raise
             self._events.emit("notice", text=f"{checkpoint.name} is not kept on the host any more")
             return False
+        except _Changed:
+            self._events.emit("notice", text=f"{checkpoint.name} is being written anew on the host")
+            return False
         manifest = local_manifest(original, set(wanted) if damaged else here | set(wanted))
         if not missing and _read_bytes(final / "manifest.json") == manifest:
             return True
+        self._make_way(final)
         if damaged:
             _set_aside(final)
+        for path in (*missing, "manifest.json") if os.path.lexists(final) else ():
+            self._make_way(final / path)
         _publish(stage, final, missing, manifest)
         self.collected.files += len(missing) + 1
         self.collected.bytes += moved
@@ -172,10 +226,9 @@ class Collector:
         return True
 
     def _fetch(self, conversation: Conversation, missing: dict[str, RemoteFile], stage: Path) -> int:
-        items = [
-            Item(str(file.path), file.size, file.sha256 or "", _inside(stage, PurePosixPath(path)))
-            for path, file in missing.items()
-        ]
+        items = [Item(str(file.path), file.size, file.sha256 or "", stage / path) for path, file in missing.items()]
+        for item in items:
+            self._make_way(item.target)
         items = [item for item in items if not (_size(item.target) == item.size and _is_hashed(item))]
         self._refuse_full_disk(sum(item.size for item in items))
         try:
@@ -185,6 +238,20 @@ class Collector:
                 raise
             # a part that an earlier command left may be damaged: once more, from nothing
             return fetch(conversation, self._source, self._run, [item for item in items if not item.target.exists()])
+
+    def _make_way(self, target: Path) -> None:
+        """Makes the folders above `target`. OpsError (exit 5) where one is a link: all lands below the run's folder."""
+        inside = target.relative_to(self._folder).parents
+        for folder in [self._folder / each for each in reversed(inside)][1:]:
+            if folder.is_symlink():
+                raise OpsError(
+                    f"{folder} is a link: nothing is written through one",
+                    exit_code=ExitCode.BLOCKED,
+                    kind="workstation",
+                    where="this workstation",
+                    fix="put what it leads to in its place, or bring the run elsewhere: `--runs DIRECTORY`",
+                )
+        target.parent.mkdir(parents=True, exist_ok=True)
 
     def _refuse_full_disk(self, needed: int) -> None:
         """Before a byte of it is brought: what half fits helps nobody."""
@@ -197,6 +264,25 @@ class Collector:
                 where=f"this workstation, {self._folder}",
                 fix="make room, or bring only the newest one: `dflash-ops collect --last`",
             )
+
+
+class _Changed(Exception):  # noqa: N818
+    """The file is not any more what the host listed."""
+
+
+def _damaged(path: PurePosixPath) -> TransportError:
+    return TransportError(f"{path} arrived damaged and was thrown away", kind="verify", fix=AGAIN)
+
+
+def _damaged_there(checkpoint: RemoteCheckpoint, error: TransportError) -> OpsError:
+    """Brought twice, and twice not what its own manifest says."""
+    return OpsError(
+        f"the host's checkpoint {checkpoint.name} is damaged: {error.what}, twice",
+        exit_code=ExitCode.BLOCKED,
+        kind="checkpoint",
+        where=f"{checkpoint.manifest.path.parent} of the run, on its host",
+        fix="everything else is here; `resume` passes over that one; to be rid of this message, remove it there",
+    )
 
 
 def is_home(listing: Listing, folder: Path) -> bool:
@@ -247,7 +333,7 @@ def _publish(stage: Path, final: Path, brought: dict[str, RemoteFile], manifest:
         sync_folder(final.parent)
         return
     for path in brought:
-        target = _inside(final, PurePosixPath(path))
+        target = final / path
         (stage / path).replace(target)
         sync_folder(target.parent)
     write_bytes(final / "manifest.json", manifest)
@@ -258,12 +344,6 @@ def _set_aside(folder: Path) -> None:
     while (aside := folder.with_name(f"{folder.name}.damaged-{number}")).exists():
         number += 1
     folder.rename(aside)
-
-
-def _inside(folder: Path, path: PurePosixPath) -> Path:
-    target = folder.joinpath(*path.parts)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return target
 
 
 def _size(path: Path) -> int | None:

@@ -130,9 +130,10 @@ def see_to_the_end(
             run, folder = status["run"], record_of(choices.runs, status, host)
             outcome.folder = folder
             events.keep_in(folder / "events.ndjson")
-        bring_home(session, run, folder, events, patient=True)
+        home = bring_home(session, run, folder, events, patient=True)
     # its log is on the screen already
     refuse_bad_end({**status, "evidence": None}, host)
+    home.refuse_damaged()
 
 
 @contextmanager

@@ -100,6 +100,13 @@ def examine_variables(variables: Variables, who: str) -> list[Diagnosis]:
     return [Diagnosis(Level.OK, "workstation", f"{who} {', '.join(said)}")] if said else []
 
 
+def examine_notify(environment: Mapping[str, Any]) -> list[Diagnosis]:
+    """Whoever walks away relies on it: better known before the run than after it."""
+    problem = environment["notify"]
+    fix = "put it there, or correct `notify` in the host's file"
+    return [] if problem is None else [Diagnosis(Level.BLOCKER, "host", f"notify: {problem}", fix)]
+
+
 @dataclass(frozen=True)
 class DiskNeed:
     """What a run will write, in words; setting `less` makes it less."""

@@ -15,6 +15,7 @@ from dflash_ops.deploy.doctor import (
     examine_gpus,
     examine_holders,
     examine_host,
+    examine_notify,
     examine_packages,
     examine_tools,
     examine_variables,
@@ -26,7 +27,10 @@ from dflash_ops.transport import Conversation
 
 
 def probe_arguments(session: Session, python: str) -> dict[str, Any]:
-    return {"python": python, "user": session.host.job_user, "environment": session.variables.of_jobs.plain}
+    notify = session.host.notify
+    command = notify.command[0] if notify is not None and notify.command else None
+    plain = session.variables.of_jobs.plain
+    return {"python": python, "user": session.host.job_user, "environment": plain, "notify": command}
 
 
 def footprint_arguments(playbook: Playbook, *, caches: bool = False, prepares: bool = False) -> dict[str, Any]:
@@ -65,6 +69,7 @@ def examine(
         *examine_disk(session.host, known.raw, footprint, playbook, coming=coming, prepares=subject.prepares),
         *examine_variables(session.variables.of_jobs, "the trainer gets"),
         *(examine_variables(session.variables.of_pip, "the environment is made with") if playbook.environment else []),
+        *examine_notify(environment),
         *examine_gpus(known.raw, playbook),
         *examine_packages(environment, playbook),
         *examine_tools(environment, playbook),

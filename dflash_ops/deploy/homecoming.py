@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dflash_ops.deploy.chain import Teller, through_restarts
-from dflash_ops.deploy.collecting import Choice, Collector
+from dflash_ops.deploy.collecting import RUNNING, Choice, Collector
 from dflash_ops.deploy.endings import doubtful
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.reconnect import reconnecting
 from dflash_ops.deploy.records import bringing_home, record_of
 from dflash_ops.deploy.report import write_report
 from dflash_ops.deploy.session import Session
+from dflash_ops.errors import OpsError
 from dflash_ops.files import write_json
 from dflash_ops.transport import Conversation
 
 LOOK_S = 5.0
 """Between two looks at a run that goes on."""
-RUNNING = "RUNNING"
 
 
-def follow_home(session: Session, run: str, runs: Path, choice: Choice) -> dict[str, Any]:
-    """Brings `run` home as it goes on, until it has ended, and what its host started again in its place.
+@dataclass(frozen=True)
+class Home:
+    """What came of it: the run's last status; `damaged`, where a checkpoint could not come because it is that there."""
 
-    Returns the last status.
-    """
+    status: dict[str, Any]
+    damaged: OpsError | None
+
+    def refuse_damaged(self) -> None:
+        if self.damaged is not None:
+            raise self.damaged
+
+
+def follow_home(session: Session, run: str, runs: Path, choice: Choice) -> Home:
+    """Brings `run` home as it goes on, until it has ended, and what its host started again in its place."""
+    damaged: list[OpsError | None] = []
 
     def look(each: str | None) -> dict[str, Any]:
         with session.conversation() as conversation:
             status = conversation.request("status", {"run": each})
         folder = record_of(runs, status, session.host.name)
-        return bring_home(session, status["run"], folder, session.events, choice, follow=True)
+        home = bring_home(session, status["run"], folder, session.events, choice, follow=True)
+        damaged.append(home.damaged)
+        return home.status
 
     *_, last = through_restarts(run, look, session.events)
-    return last
+    return Home(last, next(filter(None, damaged), None))
 
 
 def bring_home(
@@ -47,8 +60,8 @@ def bring_home(
     *,
     follow: bool = False,
     patient: bool = False,
-) -> dict[str, Any]:
-    """Collects, writes the report, says where everything lies, and returns the run's last status.
+) -> Home:
+    """Collects, writes the report, and says where everything lies.
 
     With `follow` it goes on until the run has ended; a broken link is met again. `patient`: waits for another command
     that brings the same run here, instead of refusing (exit 9).
@@ -91,7 +104,7 @@ def bring_home(
         report=str(report),
         quality=_quality(folder),
     )
-    return status
+    return Home(status, collector.damaged)
 
 
 def _there(path: Path) -> str | None:

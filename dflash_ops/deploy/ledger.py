@@ -69,7 +69,11 @@ _PUT = (
 
 
 class _Damaged(Exception):  # noqa: N818
-    """The file is no ledger of this version."""
+    """The file is no ledger."""
+
+
+class _Newer(Exception):  # noqa: N818
+    """It is a later dflash-ops's, which goes on using it."""
 
 
 class Ledger:
@@ -78,7 +82,8 @@ class Ledger:
     def __init__(self, path: Path, notice: Callable[[str], None]) -> None:
         self._path = path
         self._notice = notice
-        self._told = False
+        self.unusable = False
+        """Whether it could not be looked into: then an empty answer says nothing."""
 
     @classmethod
     def at(cls, env: Mapping[str, str], notice: Callable[[str], None]) -> Ledger:
@@ -131,6 +136,9 @@ class Ledger:
                     self._unusable(str(error))
                     return otherwise
                 self._set_aside(inode, str(error))
+            except _Newer as error:
+                self._unusable(str(error))
+                return otherwise
             except UnicodeEncodeError:
                 # what was asked for is no text that could stand in it
                 return otherwise
@@ -143,8 +151,8 @@ class Ledger:
 
     def _unusable(self, why: str) -> None:
         """Told once a command: the next look may find it usable."""
-        if not self._told:
-            self._told = True
+        if not self.unusable:
+            self.unusable = True
             self._notice(f"the ledger of this workstation cannot be used now ({why}): {self._path}")
 
     def _private_file(self) -> int:
@@ -167,8 +175,10 @@ class Ledger:
                     connection.execute(_CREATE)
                     connection.execute(f"PRAGMA user_version = {VERSION}")
                 connection.execute("COMMIT")
-            if self._version(connection) != VERSION:
-                raise _Damaged(f"it is of version {self._version(connection)}")
+            if (version := self._version(connection)) > VERSION:
+                raise _Newer(f"it is of version {version}, of a later dflash-ops; this one reads {VERSION}")
+            if version != VERSION:
+                raise _Damaged(f"it is of version {version}")
         except BaseException:
             connection.close()
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,32 @@ def write_report(folder: Path) -> Path:
 
 
 def _lines(folder: Path) -> Iterator[str]:
-    record, run = _read(folder / "record.json"), _read(folder / "run.json")
-    status, result = _read(folder / "status.json"), _read(folder / "result.json")
+    record, status = _read(folder / "record.json"), _read(folder / "status.json")
+    settings, result = _read(folder / "settings.json"), _read(folder / "result.json")
     yield f"# {'Canary' if record.get('command') == 'canary' else 'Run'} {record.get('run', folder.name)}"
     yield ""
+    yield from _part("run.json", lambda: _facts(record, _read(folder / "run.json"), status, settings))
+    yield from _part("exit.json", lambda: _record_that_ended_it(status.get("exit")))
+    yield from _part("settings.json", lambda: _settings(settings))
+    yield from _part("verdict.json", lambda: _canary(_read(folder / "verdict.json")))
+    yield from _part("prepare.json", lambda: _data(_read(folder / "prepare.json")))
+    yield from _part("result.json", lambda: _quality(result))
+    yield from _part("metrics.ndjson", lambda: _steps(folder / "metrics.ndjson"))
+    yield from _files(folder, result, status.get("exit"))
+
+
+def _part(name: str, lines: Callable[[], Iterator[str]]) -> Iterator[str]:
+    """What a host or a trainer wrote may be anything, and is no reason to tell nothing of the rest."""
+    try:
+        yield from list(lines())
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
+        yield f"(`{name}` is not what it should be, so that this part is missing.)"
+        yield ""
+
+
+def _facts(
+    record: dict[str, Any], run: dict[str, Any], status: dict[str, Any], settings: dict[str, Any]
+) -> Iterator[str]:
     skipped = run.get("skipped_canary") or record.get("skipped_canary")
     if skipped:
         yield f"**The canary was skipped:** {skipped}"
@@ -51,8 +73,9 @@ def _lines(folder: Path) -> Iterator[str]:
         ("refused" if refuses(status.get("exit")) else "reason", why(status.get("exit"))),
         ("lost", status.get("hint")),
         ("disk", _table(status.get("disk_low")).get("what")),
-        ("goes on with", _origin(run, _read(folder / "settings.json"))),
-        ("began with the weights of", _table(_read(folder / "settings.json").get("training")).get("init_from")),
+        ("nobody was told", _table(status.get("untold")).get("what")),
+        ("goes on with", _origin(run, settings)),
+        ("began with the weights of", _table(settings.get("training")).get("init_from")),
         ("went on as", (status.get("next") or {}).get("run")),
     ):
         if value:
@@ -64,13 +87,6 @@ def _lines(folder: Path) -> Iterator[str]:
     for name, asset in sorted(_table(run.get("assets")).items()):
         yield f"- asset {name}: {_table(asset).get('path')}, sha256 {_table(asset).get('sha256')}"
     yield ""
-    yield from _record_that_ended_it(status.get("exit"))
-    yield from _settings(_read(folder / "settings.json"))
-    yield from _canary(_read(folder / "verdict.json"))
-    yield from _data(_read(folder / "prepare.json"))
-    yield from _quality(result)
-    yield from _steps(folder / "metrics.ndjson")
-    yield from _files(folder, result, status.get("exit"))
 
 
 def _ending(ended: dict[str, Any] | None) -> str:
@@ -86,7 +102,7 @@ def _ending(ended: dict[str, Any] | None) -> str:
 
 def _origin(run: dict[str, Any], settings: dict[str, Any]) -> str:
     """The run that this one goes on with, and where it began."""
-    began = run.get("prepares") or (settings.get("training") or {}).get("resume_from")
+    began = run.get("prepares") or _table(settings.get("training")).get("resume_from")
     if not run.get("parent"):
         return ""
     return f"{run['parent']}, from {began}" if began else f"{run['parent']}, from the beginning"
@@ -240,7 +256,7 @@ def _files(folder: Path, result: dict[str, Any], ended: dict[str, Any] | None) -
     yield ""
     after = doubtful(checkpoints, ended)
     for path in there:
-        last = " (the last)" if result.get("checkpoint", "").endswith(path.name) else ""
+        last = " (the last)" if str(result.get("checkpoint", "")).endswith(path.name) else ""
         doubt = f" ({DOUBT})" if path in after else ""
         yield f"- `{path.relative_to(folder)}`{last}{doubt}"
 

@@ -342,6 +342,8 @@ def _stage_arguments(release: Release) -> dict[str, object]:
 
 
 def _misnamed(name: str, found: list[str]) -> str:
+    if name in WORDS:
+        return "is no release that is there"
     if found:
         return f"names {len(found)} releases"
     return "is too short to name a release" if 0 < len(name) < DIGITS else "names no release there"

@@ -15,7 +15,19 @@ from dflash_ops.errors import ExitCode, OpsError
 
 def read_variables(host: Host, env: Mapping[str, str]) -> Variables:
     """Raises OpsError (exit 2) that names the variable and its source, never a value."""
-    return Variables(dict(host.environment), {name: _read(name, source, env) for name, source in host.secrets.items()})
+    secrets = {name: _read(name, source, env) for name, source in host.secrets.items()}
+    for name, value in host.environment.items():
+        told = next((secret for secret in secrets if secrets[secret] in value), None)
+        if told is not None:
+            # plain values stand in records, verdicts and reports
+            raise OpsError(
+                f"{name} holds the value of the secret {told}, and plain values are shown and kept",
+                exit_code=ExitCode.USAGE,
+                kind="secret",
+                where="`environment` of the host's file",
+                fix=f"make {name} a secret too",
+            )
+    return Variables(dict(host.environment), secrets)
 
 
 WEBHOOK = "notify.webhook"

@@ -395,7 +395,8 @@ class Conversation:
         return TransportError(
             f"the agent did not start (status {status}): {said}",
             where=self._host,
-            fix="the login shell there must not need a terminal, and must pass commands on",
+            fix=f"the login shell there must not need a terminal, and must pass commands on; {self._python} must be a "
+            "Python of 3.9 or newer",
         )
 
 

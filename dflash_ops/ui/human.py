@@ -69,6 +69,10 @@ class HumanView:
             "sending": lambda e: self._say(
                 f"doctor   asset {escape(e['asset'])}: sending {number(e['files'], 'file')}, {sized(e['bytes'])}"
             ),
+            "sending_on": lambda e: self._say(
+                f"doctor   asset {escape(e['asset'])}: {e['files']} of {number(e['of_files'], 'file')}, "
+                f"{sized(e['bytes'])} of {sized(e['of_bytes'])}"
+            ),
             "sent": lambda e: self._say(
                 f"doctor   asset {escape(e['asset'])}: {sized(e['bytes'])} sent, verified as a whole"
             ),
@@ -302,6 +306,10 @@ class HumanView:
         low = event.get("disk_low")
         if isinstance(low, dict):
             self._say(f"  [yellow]disk[/] {escape(str(low.get('what')))}")
+        untold = event.get("untold")
+        if isinstance(untold, dict):
+            what = f"nobody was told ({untold.get('event')}): {untold.get('what')}"
+            self._say(f"  [yellow]notify[/] {escape(what)}")
         if event.get("managed"):
             self._say(f"  environment {escape(str(event['managed'])[:12])}")
         elif event.get("python"):

@@ -140,6 +140,24 @@ def test_what_the_webhook_refuses_is_said_without_its_url(agent: Agent, work: Pa
     eventually(lambda: "the webhook was not reached: it answered 404" in log.read_text())
     assert SECRET not in log.read_text()
     assert web.bodies == []
+    eventually(lambda: agent.call("status", run="one").result["untold"])
+    untold = agent.call("status", run="one").result["untold"]
+    assert (untold["event"], untold["what"]) == ("ended", "the webhook was not reached: it answered 404")
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["/nowhere/page-me"], "/nowhere/page-me cannot be run: No such file or directory"),
+        (["sh", "-c", "exit 3"], "sh ended with exit code 3"),
+    ],
+    ids=["gone", "fails"],
+)
+def test_that_nobody_was_told_is_in_the_status(agent: Agent, staged: Packed, command: list[str], why: str) -> None:
+    launch(agent, staged, {"command": command})
+    assert ended(agent) == "SUCCEEDED"
+    eventually(lambda: agent.call("status", run="one").result["untold"])
+    assert agent.call("status", run="one").result["untold"]["what"] == why
 
 
 def test_a_command_is_told_of_a_stall_and_of_the_end(agent: Agent, work: Path, staged: Packed, tmp_path: Path) -> None:

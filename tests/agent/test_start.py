@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import io
+import json
 import os
 import shlex
 import subprocess
@@ -39,6 +40,30 @@ def test_agent_is_kept_under_its_digest_and_private(work: Path) -> None:
         assert (work / "agent" / f"{digest}.pyz").read_bytes() == data
         assert list((work / "agent").iterdir()) == [work / "agent" / f"{digest}.pyz"]
         assert work.stat().st_mode & 0o777 == 0o700
+
+
+def refused_at(work: Path) -> str:
+    data, digest = agent_bundle()
+    code, said = refusal(["abc", str(len(data)), digest, str(work)], data)
+    assert code == 1
+    return str(json.loads(said.rpartition(" abc ")[2])["what"])
+
+
+def test_a_work_directory_that_everybody_may_write_to_is_refused(work: Path) -> None:
+    """Anybody could put another agent in the place of ours."""
+    work.mkdir()
+    work.chmod(0o777)
+    assert refused_at(work) == f"everybody may write to the work directory {work}"
+    assert list((work / "agent").iterdir()) == []
+    # nobody can take away what is ours there
+    work.chmod(0o1777)
+    with Agent(work) as agent:
+        assert agent.call("facts").result["workdir"] == str(work)
+
+
+def test_why_it_cannot_be_there_is_said_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert refused_at(tmp_path / "file/work") == f"Not a directory: {tmp_path}/file/work"
 
 
 def test_home_is_expanded(tmp_path: Path) -> None:

@@ -90,3 +90,31 @@ def test_prune_takes_only_runs_that_are_whole_here(desk: Desk) -> None:
     assert gone.result["freed_bytes"] > 0
     assert not there.exists()
     assert [item["why"] for item in gone.named("prune") if item["kind"] == "release"] == ["current"]
+
+
+def test_a_checkpoint_that_is_damaged_on_the_host_is_named_once_all_else_is_here(desk: Desk) -> None:
+    run = desk.deploy("--detach").result["run"]
+    assert desk.run("wait").code == 0
+    there = desk.folder / "work/runs" / run / "out/checkpoints/step-000008/model.safetensors"
+    there.write_bytes(bytes(255 - byte for byte in there.read_bytes()))
+    done = desk.run("collect")
+    assert done.code == 5, done.out + done.err
+    assert "step-000008" in done.error["what"]
+    assert "damaged" in done.error["what"]
+    folder = desk.runs / run
+    assert whole(folder) == ["step-000004", "step-000012"]
+    assert (folder / "report.md").exists()
+    assert not (folder / ".incoming").exists()
+    # what is not here does not go there either
+    kept = desk.run("prune", "--keep-runs", "0")
+    assert "not whole on your workstation" in str(kept.named("prune"))
+
+
+def test_a_run_that_goes_on_may_be_collected_at_any_moment(desk: Desk) -> None:
+    desk.write_playbook("long", training={"steps": 200000, "checkpoint_every": 2000})
+    assert desk.deploy("--detach", playbook="long").code == 0
+    # its trainer writes at_work.ndjson anew many times while each of these reads it
+    for _ in range(8):
+        done = desk.run("collect")
+        assert done.code == 0, done.out + done.err
+    assert desk.run("stop").code == 0

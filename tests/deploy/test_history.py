@@ -78,3 +78,12 @@ def test_back_to_the_release_before(desk: Desk) -> None:
     wrong = desk.deploy("--release", second[:7])
     assert wrong.code == 2
     assert second[:12] in wrong.error["what"]
+
+
+def test_a_ledger_that_cannot_be_read_knows_nothing_and_does_not_say_there_is_nothing(desk: Desk) -> None:
+    ledger = desk.folder / "home/.local/state/dflash-ops/ledger.sqlite3"
+    assert "knows of no run yet" in desk.type("runs", "--all").err
+    ledger.mkdir(parents=True)
+    said = desk.type("runs", "--all").err
+    assert "cannot be used now" in said
+    assert "no run" not in said

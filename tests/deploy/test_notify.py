@@ -49,3 +49,22 @@ def test_a_url_that_cannot_be_read_stops_the_command_before_anything_else(desk: 
         assert "notify.webhook" in refused.error["what"]
         assert SECRET not in refused.out + refused.err
         assert not refused.named("built")
+
+
+def test_a_command_that_is_not_there_is_refused_before_the_canary(desk: Desk) -> None:
+    host = desk.folder / "hosts/box.yaml"
+    without = host.read_text()
+    host.write_text(without + "notify: {command: [/nowhere/page-me, --training]}\n")
+    refused = desk.deploy()
+    assert refused.code == 5, refused.out + refused.err
+    assert refused.error["what"] == "notify: /nowhere/page-me is not there, or cannot be executed"
+    assert not refused.named("verdict")
+    assert not refused.named("launched")
+    # found on the path of jobs
+    host.write_text(without + "notify: {command: ['false']}\n")
+    done = desk.deploy()
+    assert done.code == 0, done.out + done.err
+    run = done.result["run"]
+    eventually(lambda: "nobody was told (ended): false ended with exit code 1" in desk.type("status", run).err)
+    assert desk.run("collect").code == 0
+    assert "nobody was told: false ended with exit code 1" in (desk.runs / run / "report.md").read_text()

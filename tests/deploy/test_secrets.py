@@ -65,6 +65,17 @@ def test_a_secret_that_cannot_be_read_is_told_before_anything_is_built(telling: 
     assert not done.named("built")
 
 
+def test_a_plain_variable_with_a_secrets_value_is_refused(telling: Desk) -> None:
+    (telling.folder / "hosts" / "token").write_text(f"{SECRET}\n")
+    host = telling.folder / "hosts/box.yaml"
+    host.write_text(host.read_text().replace("NCCL_DEBUG: INFO", f"HUB: 'https://hub/?token={SECRET}'"))
+    refused = telling.deploy("--debug")
+    assert refused.code == 2, refused.out + refused.err
+    assert refused.error["what"].startswith("HUB holds the value of the secret TOKEN")
+    assert SECRET not in refused.out + refused.err
+    assert not refused.named("built")
+
+
 def test_sources_of_secrets(tmp_path: Path) -> None:
     from dflash_ops.config import Host
     from dflash_ops.deploy.variables import read_variables

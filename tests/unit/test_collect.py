@@ -151,11 +151,68 @@ def test_goes_on_where_the_link_broke(host: HostFiles, tmp_path: Path) -> None:
 
 def test_damaged_bytes_never_get_a_name(host: HostFiles, tmp_path: Path) -> None:
     host.bend[f"{STEP}/model.safetensors"] = 2
-    with pytest.raises(TransportError, match="damaged"):
-        bring(host, tmp_path)
+    assert bring(host, tmp_path).checkpoints == ()
     assert not (tmp_path / "checkpoints/step-000004").exists()
     bring(host, tmp_path)
     assert (tmp_path / "checkpoints/step-000004/model.safetensors").read_bytes() == b"weights" * 1000
+
+
+def test_a_checkpoint_that_is_damaged_on_the_host_keeps_nothing_else_away(host: HostFiles, tmp_path: Path) -> None:
+    host.write_checkpoint(8)
+    listed = host.request("files", {})
+    host.files["out/checkpoints/step-000008/model.safetensors"] = b"WEIGHTS" * 1000
+    host.request = _listing_once(host, listed)  # type: ignore[method-assign]
+    collector = Collector(host, "r", tmp_path, Events(lambda event: None), Choice())  # type: ignore[arg-type]
+    collector.bring(host)  # type: ignore[arg-type]
+    assert collector.collected.checkpoints == ("step-000004",)
+    assert not (tmp_path / "checkpoints/step-000008").exists()
+    assert collector.damaged is not None
+    assert collector.damaged.exit_code is ExitCode.BLOCKED
+    assert "step-000008" in collector.damaged.what
+    # a follow looks every few seconds: it is not brought each time
+    host.sent.clear()
+    collector.bring(host)  # type: ignore[arg-type]
+    assert not [path for path, _ in host.sent if "step-000008" in path]
+
+
+def test_what_is_written_anew_while_it_is_read_is_asked_for_again(host: HostFiles, tmp_path: Path) -> None:
+    host.state, answer = "RUNNING", host.request
+    host.files["out/at_work.ndjson"] = b"first " * 20
+    later = [b"second " * 10, b"third\n"]
+
+    def changes_when_listed(op: str, arguments: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+        told = answer(op, arguments, **more)
+        if op == "files" and later:
+            host.files["out/at_work.ndjson"] = later.pop(0)
+        return told
+
+    host.request = changes_when_listed  # type: ignore[method-assign]
+    assert bring(host, tmp_path).checkpoints == ("step-000004",)
+    assert (tmp_path / "out/at_work.ndjson").read_bytes() == b"third\n"
+
+
+@pytest.mark.parametrize("harm", [lambda old: old[:-1], lambda old: old[::-1]], ids=["shorter", "another"])
+def test_what_never_holds_still_stops_nothing_while_the_run_goes_on(
+    host: HostFiles, tmp_path: Path, harm: Callable[[bytes], bytes]
+) -> None:
+    host.state, answer = "RUNNING", host.request
+    host.files["out/at_work.ndjson"] = b"0123456789"
+    told: list[dict[str, Any]] = []
+
+    def changes_when_listed(op: str, arguments: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+        answered = answer(op, arguments, **more)
+        if op == "files":
+            host.files["out/at_work.ndjson"] = harm(host.files["out/at_work.ndjson"])
+        return answered
+
+    host.request = changes_when_listed  # type: ignore[method-assign]
+    collector = Collector(host, "r", tmp_path, Events(told.append), Choice())  # type: ignore[arg-type]
+    collector.bring(host)  # type: ignore[arg-type]
+    assert collector.collected.checkpoints == ("step-000004",)
+    assert not (tmp_path / "out/at_work.ndjson").exists(), "here it is whole or absent"
+    assert [event["text"] for event in told if event["event"] == "notice"] == [
+        "out/at_work.ndjson is being written just now: it comes with the next look"
+    ]
 
 
 def test_a_log_that_grew_is_continued(host: HostFiles, tmp_path: Path) -> None:
@@ -190,6 +247,38 @@ def test_a_path_outside_the_run_is_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises(TransportError, match="outside"):
         bring(HostFiles({path: b"x"}), tmp_path / "run")
     assert not (tmp_path / "outside").exists()
+
+
+@pytest.mark.parametrize("link", ["checkpoints", HOME, "log", ".incoming"])
+def test_nothing_is_written_through_a_link(host: HostFiles, tmp_path: Path, link: str) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "run"
+    outside.mkdir()
+    (folder / link).parent.mkdir(parents=True)
+    (folder / link).symlink_to(outside)
+    with pytest.raises(OpsError, match="is a link") as refused:
+        bring(host, folder)
+    assert refused.value.exit_code is ExitCode.BLOCKED
+    assert str(folder / link) in refused.value.what
+    assert list(outside.iterdir()) == []
+
+
+def test_a_link_in_a_files_place_makes_way_for_the_file(host: HostFiles, tmp_path: Path) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "run"
+    folder.mkdir()
+    outside.write_bytes(b"")
+    (folder / "metrics.ndjson").symlink_to(outside)
+    bring(host, folder)
+    assert (folder / "metrics.ndjson").read_bytes() == host.files["out/metrics.ndjson"]
+    assert not (folder / "metrics.ndjson").is_symlink()
+    assert outside.read_bytes() == b""
+
+
+def test_what_was_moved_away_whole_and_linked_is_here(host: HostFiles, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    bring(host, folder)
+    (folder / "checkpoints").rename(tmp_path / "elsewhere")
+    (folder / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    assert bring(host, folder).checkpoints == ("step-000004",)
 
 
 def test_what_a_trainer_writes_takes_no_records_place(host: HostFiles, tmp_path: Path) -> None:

@@ -92,3 +92,17 @@ def test_what_can_have_no_fingerprint(tmp_path: Path, cache: HashCache) -> None:
     for name in ("pipe", "linked", "loop", "empty", "dangling", "nothing"):
         with pytest.raises((BadAsset, OSError)):
             content_of(tmp_path / name, cache)
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path, cache: HashCache) -> None:
+    link = tree(tmp_path / "folder", a="1") / "b"
+    link.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(BadAsset) as told:
+        content_of(tmp_path / "folder", cache)
+    assert str(told.value) == f"{link}: No such file or directory"
+
+
+def test_a_fingerprint_is_made_once(tmp_path: Path, cache: HashCache) -> None:
+    """It is asked for with each file that is sent: made anew each time, 30 000 files took an hour of computing."""
+    content = content_of(tree(tmp_path / "folder", a="1", b="2"), cache)
+    assert content.fingerprint is content.fingerprint

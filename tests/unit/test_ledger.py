@@ -121,7 +121,7 @@ def test_a_damaged_one_is_set_aside_and_begun_anew(book: Book, how: str) -> None
         book.path.write_bytes(book.path.read_bytes()[:5000])
     else:
         changes = {
-            "another version": "PRAGMA user_version = 99",
+            "another version": "PRAGMA user_version = -1",
             "another table": "ALTER TABLE entries RENAME TO others",
             "a value of another kind": "UPDATE entries SET devices = '{'",
         }
@@ -148,6 +148,18 @@ def test_a_locked_one_is_left_alone(book: Book, monkeypatch: pytest.MonkeyPatch)
         assert book.ledger.entries() == []
         assert [("locked" in said, "set aside" in said) for said in book.told] == [(True, False)]
     assert [entry.run for entry in book.ledger.entries()] == ["a"]
+
+
+def test_a_later_versions_is_left_to_it(book: Book) -> None:
+    book.put(one())
+    with closing(sqlite3.connect(book.path)) as connection, connection:
+        connection.execute("PRAGMA user_version = 99")
+    assert book.ledger.entries() == []
+    assert not book.put(one("b"))
+    (said,) = book.told
+    assert "version 99, of a later dflash-ops" in said
+    assert book.ledger.unusable
+    assert list(book.path.parent.iterdir()) == [book.path]
 
 
 def test_one_that_cannot_be_made_is_told(tmp_path: Path) -> None:

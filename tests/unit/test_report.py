@@ -86,6 +86,32 @@ def test_damaged_files_never_stop_a_report(folder: Path, result: str) -> None:
     assert "| 3 |  | 0.250" in report(folder)
 
 
+@pytest.mark.parametrize("name", ["run", "settings", "verdict", "prepare", "result"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"v": 99},
+        {"outcome": {}, "evidence": 3, "binding": []},
+        {"outcome": "pass", "evidence": {"checks": [1, {}], "tuning": []}},
+        {"packages": [1], "python_version": {}, "assets": {"a": 1}, "parent": "p", "skipped_canary": []},
+        {"workload": 3, "training": 4},
+        {"before": {"loss": "x"}, "after": 1, "steps": [], "checkpoint": 5},
+    ],
+)
+def test_what_a_host_wrote_may_be_anything(folder: Path, name: str, value: dict[str, Any]) -> None:
+    (folder / f"{name}.json").write_text(json.dumps(value))
+    text = report(folder)
+    assert "# Run r" in text
+    # and the rest is told
+    assert "| 3 | 1.5000" in text
+    assert "- `metrics.ndjson`" in text
+
+
+def test_a_damaged_part_is_named(folder: Path) -> None:
+    (folder / "verdict.json").write_text('{"v": 99}')
+    assert "(`verdict.json` is not what it should be, so that this part is missing.)" in report(folder)
+
+
 def test_what_was_prepared_is_told_in_the_trainers_words(tmp_path: Path) -> None:
     bad = {"too_long": {"count": 2, "lines": [18, 21]}}
     prepared = {"contract": 1, "key": "ab" * 32, "rows": 30, "bad": bad, "shortened": [], "rest": list(range(1000))}

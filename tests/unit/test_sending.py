@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dflash_ops.config import Asset
+from dflash_ops.deploy import assets
 from dflash_ops.deploy.assets import _send
 from dflash_ops.deploy.events import Events
 from dflash_ops.errors import OpsError
@@ -48,5 +49,17 @@ def test_one_that_is_cut_short_meanwhile_is_one_error(tmp_path: Path) -> None:
     assert told.value.exit_code == 2
 
 
-def sent(host: Host, file: Path) -> None:
-    _send(host, "rows", Asset(upload=str(file)), Events(lambda _event: None))  # type: ignore[arg-type]
+def test_it_is_told_how_far_it_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assets, "TOLD_EVERY_S", 0.0)
+    for name in "ab":
+        (tmp_path / name).write_bytes(b"0123456789")
+    told = [event for event in sent(Host(), tmp_path) if event["event"] == "sending_on"]
+    assert [(event["files"], event["bytes"]) for event in told][-1] == (2, 20)
+    assert {(event["of_files"], event["of_bytes"]) for event in told} == {(2, 20)}
+    assert (0, 4) in [(event["files"], event["bytes"]) for event in told], "also within one large file"
+
+
+def sent(host: Host, file: Path) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = []
+    _send(host, "rows", Asset(upload=str(file)), Events(told.append))  # type: ignore[arg-type]
+    return told
