@@ -24,6 +24,7 @@ _DAY_S = 86400
 _EXIT_CODES = {Outcome.PASS: 0, Outcome.FAIL: 6, Outcome.INCONCLUSIVE: 7}
 # killed from outside says nothing about the workload
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 
 
 def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
@@ -79,9 +80,8 @@ def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
 
 def _broken(ending: Ending, evidence: Optional[Dict[str, Any]]) -> Optional[str]:
     """Why this canary says nothing of the workload: its process broke, and a new one may answer."""
-    if evidence is None or ending.code != _EXIT_CODES[Outcome.INCONCLUSIVE] or ending.deadline:
-        return None
-    if _claimed(evidence) is not Outcome.INCONCLUSIVE:
+    undecided = ending.code == _EXIT_CODES[Outcome.INCONCLUSIVE] or ending.signal in _CRASHES
+    if evidence is None or ending.deadline or not undecided or _claimed(evidence) is not Outcome.INCONCLUSIVE:
         return None
     why = evidence.get("again")
     return why if isinstance(why, str) and why else None

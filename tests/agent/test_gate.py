@@ -73,6 +73,13 @@ def test_a_canary_whose_process_broke_runs_once_more_and_that_one_decides(
     assert [each["why"] for each in events if each["event"] == "canary_again"] == ["it broke"]
 
 
+def test_a_canary_whose_process_crashed_in_a_control_runs_once_more(agent: Agent, staged: Packed) -> None:
+    verdict = verdict_of(agent, staged, broken=1, crash=int(signal.SIGSEGV), evidence="pass")
+    assert verdict["outcome"] == "pass"
+    verdict = verdict_of(agent, staged, broken=9, crash=int(signal.SIGSEGV), evidence="pass")
+    assert verdict["outcome"] == "fail"
+
+
 def test_a_canary_whose_process_breaks_twice_is_inconclusive(agent: Agent, work: Path, staged: Packed) -> None:
     verdict = verdict_of(agent, staged, broken=9, evidence="pass")
     assert (verdict["outcome"], verdict["evidence"]["summary"]) == ("inconclusive", "a control broke")

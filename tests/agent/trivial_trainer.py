@@ -160,6 +160,8 @@ if verb == "canary":
     if number <= act.get("broken", 0):
         told = {"outcome": "inconclusive", "summary": "a control broke", "again": "it broke", **act.get("told", {})}
         write("evidence.json", {"contract": 1, "checks": [], **told})
+        if "crash" in act:
+            os.kill(os.getpid(), act["crash"])
         sys.exit(act.get("code", 7))
     if "evidence" in act:
         write("evidence.json", {"contract": 1, "outcome": act["evidence"], "summary": "as told", "checks": []})

@@ -267,6 +267,25 @@ def test_a_control_that_raises_leaves_the_numbers_verdict(
     assert checks["gradients"]["outcome"] == "pass"
 
 
+def test_a_process_that_dies_in_a_control_has_asked_for_another_one(
+    ready: Ready, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def dies(*_arguments: object) -> int:
+        seen.append(json.loads((tmp_path / "evidence.json").read_text()))
+        assert threading.current_thread() is not threading.main_thread()
+        return 1
+
+    monkeypatch.setattr(controls, "own_code_objects", dies)
+    run_canary(settings_from_json(ready(strategy="reduce-overhead")), tmp_path)
+    assert seen[0]["outcome"] == "inconclusive"
+    assert seen[0]["again"] == "the process died in a control of the canary's own"
+    assert "gradients" in {check["id"] for check in seen[0]["checks"]}
+    # and nothing of it is left where none died
+    assert "again" not in json.loads((tmp_path / "evidence.json").read_text())
+
+
 def test_replays_are_counted_by_step_and_device() -> None:
     counts = [GraphCounts({}, replays) for replays in ({}, {0: 6, 1: 6}, {0: 12, 1: 8}, {0: 18, 1: 14})]
     assert [replays_by_step(counts, device) for device in (0, 1, 2)] == [[6, 6, 6], [6, 2, 6], [0, 0, 0]]

@@ -90,6 +90,21 @@ class Evidence:
             self._seconds[f"{part}_seconds"] = seconds = round(time.monotonic() - started, 3)
             log.info("canary: the %s took %.1f s", part, seconds)
 
+    @contextlib.contextmanager
+    def blaming_process(self, why: str) -> Iterator[None]:
+        """A process that dies within the block leaves an `evidence.json` that asks for another process, for `why`.
+
+        Nothing is written where a check has failed: then its death is one more.
+        """
+        if self.outcome is not Outcome.FAIL:
+            checks = [check.to_json() for check in self.checks]
+            told = {"outcome": Outcome.INCONCLUSIVE.value, "summary": why, "again": why, "checks": checks}
+            write_json(self._path, {"contract": CONTRACT, **told, **self._about, "figures": {}})
+        try:
+            yield
+        finally:
+            self._path.unlink(missing_ok=True)
+
     @property
     def checks(self) -> list[Check]:
         """The findings so far."""
