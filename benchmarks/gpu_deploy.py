@@ -48,6 +48,8 @@ def main() -> None:
     command = [*program, "deploy", "--host", "local", "--json", *settings, *more]
     with tempfile.TemporaryDirectory() as folder:
         code, events = _run(command, Path(folder))
+        if events[-1]["folder"] is None:
+            sys.exit(f"nothing was launched: {next(each['what'] for each in events if each['event'] == 'error')}")
         out = RESULTS / name
         shutil.rmtree(out, ignore_errors=True)
         kept = shutil.ignore_patterns("*.safetensors", "tensorboard", "out", ".collecting")

@@ -19,6 +19,8 @@ from gpu_steps import NO_MASTERS, keep_claim, run_cases, without_masters
 SOURCES = [
     "trainer/compile",
     "trainer/dflash_model.py",
+    "trainer/block_attention.py",
+    "trainer/block_kernels.py",
     "trainer/loss.py",
     "trainer/fused_cross_entropy.py",
     "trainer/optimizer.py",
