@@ -26,7 +26,7 @@ from trainer.canary.measure import relative
 from trainer.canary.reference import Eager, Order
 from trainer.canary.standstill import Standstill
 from trainer.canary.structure import replays_by_step
-from trainer.compile import GraphCounts
+from trainer.compile import Gate, GraphCounts
 from trainer.errors import Aborted
 from trainer.parts import Parts, load_parts
 from trainer.replica import DrafterReplica
@@ -244,11 +244,11 @@ def test_shared_code_is_noticed_and_a_check_that_does_not_notice_is_told(
     ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = load_parts(gate_settings(settings_from_json(ready(strategy="reduce-overhead"))))
-    found = {check.id: check.outcome.value for check in run_controls(parts)}
+    found = {check.id: check.outcome.value for check in run_controls(parts, Gate(1, Abort()))}
     assert found == {"control_code_objects": "pass", "control_graphs": "not_checked"}
     for blind in (0, 1):
         monkeypatch.setattr(controls, "own_code_objects", lambda events, worker, blind=blind: blind)
-        assert run_controls(parts)[0].outcome.value == "inconclusive"
+        assert run_controls(parts, Gate(1, Abort()))[0].outcome.value == "inconclusive"
 
 
 def test_a_control_that_raises_leaves_the_numbers_verdict(

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from trainer.abort import Abort
 from trainer.canary.evidence import Check, Outcome
 from trainer.canary.structure import own_code_objects, replays_by_step
 from trainer.compile import CompileEvent, CompileLog, Gate, graph_counts, private_function
@@ -23,13 +22,16 @@ from trainer.parts import Parts
 _WORKERS = ("control-0", "control-1")
 
 
-def run_controls(parts: Parts) -> list[Check]:
-    """Both controls; call it when no worker runs. One that raises is inconclusive: the numbers' verdict is kept."""
+def run_controls(parts: Parts, gate: Gate) -> list[Check]:
+    """Both controls; call it when no worker runs. One that raises is inconclusive: the numbers' verdict is kept.
+
+    `gate`: one that nobody passes through.
+    """
     found: list[Check] = []
     with _kept(found, "control_code_objects"):
-        found.append(_shared_code(parts))
+        found.append(_shared_code(parts, gate))
     with _kept(found, "control_graphs"):
-        found.append(_graphs_off(parts))
+        found.append(_graphs_off(parts, gate))
     return found
 
 
@@ -43,15 +45,15 @@ def _kept(found: list[Check], name: str) -> Iterator[None]:
         found.append(Check(name, None, Outcome.INCONCLUSIVE, why, broken=True))
 
 
-def _shared_code(parts: Parts) -> Check:
+def _shared_code(parts: Parts, gate: Gate) -> Check:
     """Two workers that run one code object, and two that run one each, through the check of code objects."""
     name = "control_code_objects"
     if not parts.strategy.compiles:
         why = f"strategy {parts.strategy.name} compiles nothing"
         return Check(name, None, Outcome.NOT_CHECKED, why)
     shared = private_function(_tiny, "control_shared")
-    together = _compiles([shared, shared])
-    apart = _compiles([private_function(_tiny, f"control_private_{index}") for index in range(len(_WORKERS))])
+    together = _compiles([shared, shared], gate)
+    apart = _compiles([private_function(_tiny, f"control_private_{index}") for index in range(len(_WORKERS))], gate)
     noticed = min(own_code_objects(together, worker) for worker in _WORKERS) == 0
     cleared = min(own_code_objects(apart, worker) for worker in _WORKERS) == 1
     if noticed and cleared:
@@ -66,9 +68,8 @@ def _tiny(weight: Tensor, value: Tensor) -> Tensor:
     return (weight * value).sum()
 
 
-def _compiles(functions: Sequence[Callable[[Tensor, Tensor], Tensor]]) -> list[CompileEvent]:
+def _compiles(functions: Sequence[Callable[[Tensor, Tensor], Tensor]], gate: Gate) -> list[CompileEvent]:
     """Each worker compiles its function, Dynamo's part only, over weights of its own."""
-    gate = Gate(len(_WORKERS), Abort())
     with CompileLog() as log:
         for worker, function in zip(_WORKERS, functions, strict=True):
             with gate.exclusive(worker):
@@ -77,7 +78,7 @@ def _compiles(functions: Sequence[Callable[[Tensor, Tensor], Tensor]]) -> list[C
     return log.events
 
 
-def _graphs_off(parts: Parts) -> Check:
+def _graphs_off(parts: Parts, gate: Gate) -> Check:
     """A kernel launched without a graph, and replayed in one, through the check of replays."""
     name = "control_graphs"
     devices = [each for each in parts.placement.drafters if parts.strategy.uses_graphs(each)]
@@ -91,9 +92,10 @@ def _graphs_off(parts: Parts) -> Check:
         value = torch.ones(8, device=device).mul_(2.0)
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(capture_error_mode="thread_local")
-        value.mul_(2.0)
-        graph.capture_end()
+        with gate.exclusive("control"):
+            graph.capture_begin(capture_error_mode="thread_local")
+            value.mul_(2.0)
+            graph.capture_end()
         counts = [graph_counts()]
         value.mul_(2.0)
         counts.append(graph_counts())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from trainer.abort import Abort
 from trainer.canary.controls import run_controls
 from trainer.canary.definition import judge_definition
 from trainer.canary.evidence import Check, Evidence, Outcome
@@ -19,6 +19,7 @@ from trainer.canary.structure import judge_structure
 from trainer.canary.throughput import Throughput, judge_throughput
 from trainer.canary.watchdog import Watchdog, told_to
 from trainer.collector import paused_collector
+from trainer.compile import Gate
 from trainer.errors import WorkerFailed, told_whole
 from trainer.parts import Parts
 from trainer.settings import Settings
@@ -83,18 +84,19 @@ def prove(settings: Settings, evidence: Evidence) -> GateRecord:
         evidence.add(check)
     if record.failure is None:
         with evidence.blaming_process("the process died in a control of the canary's own"):
-            for check in _in_a_thread(run_controls, record.parts):
+            for check in _controls(record.parts):
                 evidence.add(check)
     return record
 
 
-def _in_a_thread(work: Callable[[Parts], list[Check]], parts: Parts) -> list[Check]:
-    """Dynamo compiles in threads here, as it does for workers: in the main one it lost objects of the interpreter.
+def _controls(parts: Parts) -> list[Check]:
+    """In a thread, where Dynamo compiles for workers too: in the main one it lost objects of the interpreter.
 
     Seen with torch 2.11 on Python 3.12, in three of several hundred canaries, and never in a thread.
     """
+    gate = Gate(1, Abort())
     with ThreadPoolExecutor(1, thread_name_prefix="controls") as pool:
-        return pool.submit(work, parts).result()
+        return pool.submit(run_controls, parts, gate).result()
 
 
 def _failures(record: GateRecord, settings: Settings, evidence: Evidence) -> None:
