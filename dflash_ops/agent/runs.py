@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from .conversation import Conversation
 
 DISK_LOW = "disk_low.json"
-UNTOLD = "untold.json"
 """That the disk is nearly full, as its supervisor saw it."""
+UNTOLD = "untold.json"
+"""What `notify` could not tell anybody, the last of it."""
 
 
 class RunState(str, enum.Enum):
