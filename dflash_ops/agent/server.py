@@ -55,6 +55,7 @@ OPERATIONS: Dict[str, str] = {
     "asset": "assets",
     "asset_begin": "assets",
     "asset_file": "assets",
+    "asset_files": "assets",
     "asset_end": "assets",
     "check": "contract",
     "prepare": "contract",

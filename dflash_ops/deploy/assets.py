@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from dflash_ops.agent.fingerprints import BadAsset, Content, HashCache, content_of
+from dflash_ops.agent.fingerprints import BadAsset, Content, HashCache, Listed, content_of
 from dflash_ops.config import Asset, Playbook
 from dflash_ops.config.asset import PREFIX, USERS
 from dflash_ops.deploy.amounts import sized
@@ -22,6 +23,8 @@ from dflash_ops.transport import Conversation
 
 TOLD_EVERY_S = 30.0
 """How far an asset that is sent has come."""
+SMALL_BYTES, BATCH_BYTES, BATCH_FILES = 256 << 10, 4 << 20, 1000
+"""Files up to the first go together, up to the second and the third at a time."""
 
 
 @dataclass(frozen=True)
@@ -169,14 +172,51 @@ def _send(conversation: Conversation, name: str, asset: Asset, events: Events) -
     files = [file for file in content.files if file.path in missing]
     events.emit("sending", asset=name, files=len(files), bytes=int(begun["bytes"]))
     sent, progress = 0, _Progress(events, name, len(files), int(begun["bytes"]))
-    for file in files:
-        with _opened(name, root if content.single else root / file.path, progress) as data:
-            answer = conversation.request("asset_file", {"asset": content.fingerprint, **asdict(file)}, upload=data)
+    for batch in _batches(files):
+        paths = [root if content.single else root / file.path for file in batch]
+        if len(batch) > 1:
+            together = b"".join(_all_of(name, *each) for each in zip(paths, batch, strict=True))
+            about = {"files": [asdict(file) for file in batch], "sha256": hashlib.sha256(together).hexdigest()}
+            answer = conversation.request("asset_files", {"asset": content.fingerprint, **about}, upload=together)
+            progress.moved(len(together))
+        else:
+            with _opened(name, paths[0], progress) as data:
+                about = {"asset": content.fingerprint, **asdict(batch[0])}
+                answer = conversation.request("asset_file", about, upload=data)
         sent += int(answer["sent"])
-        progress.file_done()
+        progress.done(len(batch))
     path = str(conversation.request("asset_end", _announced(content))["path"])
     events.emit("sent", asset=name, path=path, bytes=sent)
     return path
+
+
+def _batches(files: Iterable[Listed]) -> Iterator[list[Listed]]:
+    """Small files many at a time: each request takes round trips."""
+    small: list[Listed] = []
+    room = 0
+    for file in files:
+        if file.size > SMALL_BYTES:
+            yield [file]
+            continue
+        if small and (file.size > room or len(small) == BATCH_FILES):
+            yield small
+            small = []
+        if not small:
+            room = BATCH_BYTES
+        small.append(file)
+        room -= file.size
+    if small:
+        yield small
+
+
+def _all_of(name: str, path: Path, file: Listed) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise _changed(name, path, error.strerror or str(error)) from error
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise _changed(name, path, "its content is another one")
+    return data
 
 
 class _Progress:
@@ -191,8 +231,8 @@ class _Progress:
         self._bytes += count
         self._tell()
 
-    def file_done(self) -> None:
-        self._files += 1
+    def done(self, files: int) -> None:
+        self._files += files
         self._tell()
 
     def _tell(self) -> None:

@@ -56,6 +56,36 @@ def test_a_folder_comes_file_by_file_and_is_there_once_it_is_whole(agent: Agent,
     assert agent.call("asset", path=str(path)).result["sha256"] == wanted.fingerprint
 
 
+def test_small_files_come_together_and_go_on_where_they_were(work: Path) -> None:
+    files = {f"part-{number:03}/row": bytes([number]) * (4096 + number) for number in range(40)}
+    wanted, together = content(files), b"".join(files[name] for name in sorted(files))
+    about = {"asset": wanted.fingerprint, "files": announced(wanted)["files"], "sha256": sha256(together)}
+    with Agent(work) as agent:
+        agent.ask("asset_files", **about)
+        agent.frame()
+        agent.send(encode_data(0, together[:100_000]))
+        arrived = work / "assets" / f"{wanted.fingerprint}.part" / "incoming" / sha256(together)
+        eventually(lambda: arrived.stat().st_size == 100_000)
+        agent.process.kill()
+    with Agent(work) as agent:
+        reply = agent.call("asset_files", **about, upload=together)
+        assert reply.result["sent"] == len(together) - 100_000
+        assert agent.call("asset_begin", **announced(wanted)).result["missing"] == []
+        path = Path(agent.call("asset_end", **announced(wanted)).result["path"])
+    assert {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()} == files
+    assert [folder.name for folder in (work / "assets").iterdir()] == [wanted.fingerprint]
+
+
+def test_small_files_that_are_not_what_they_were_announced_as_get_no_name(agent: Agent, work: Path) -> None:
+    wanted = content({"a": b"1", "b": b"2"})
+    about = {"asset": wanted.fingerprint, "files": announced(wanted)["files"], "sha256": sha256(b"21")}
+    agent.call("asset_files", **about, upload=b"21")
+    with pytest.raises(AgentFailed) as caught:
+        agent.call("asset_end", **announced(wanted))
+    assert (caught.value.kind, caught.value.exit) == ("asset", 4)
+    assert list((work / "assets").iterdir()) == []
+
+
 def test_a_single_file_keeps_its_name(agent: Agent, work: Path) -> None:
     files = {"target.gguf": b"weights"}
     wanted = content(files, single=True)
@@ -96,6 +126,7 @@ def test_while_another_deploy_holds_the_host_nothing_is_taken(agent: Agent, work
         other.call("lock", owner="someone@else", command="deploy")
         for op, arguments in (
             ("asset_file", {"asset": wanted.fingerprint, **asdict(wanted.files[0])}),
+            ("asset_files", {**announced(wanted), "sha256": "0" * 64}),
             ("asset_end", announced(wanted)),
         ):
             with pytest.raises(AgentFailed) as caught:
