@@ -11,7 +11,7 @@ from dflash_ops.config import Playbook
 from dflash_ops.deploy.events import Events
 from dflash_ops.deploy.scratch import scratch_folder
 from dflash_ops.errors import ExitCode, OpsError
-from dflash_ops.release import CheckMemory, Finding, Release, ReleaseError, Source, build, finding_dict
+from dflash_ops.release import CheckMemory, Finding, Release, ReleaseError, Source, build, finding_dict, left_out
 
 
 def source_of(playbook: Playbook) -> Source:
@@ -25,13 +25,15 @@ def source_of(playbook: Playbook) -> Source:
 def built(playbook: Playbook, events: Events) -> Iterator[Release]:
     """The playbook's release, in a folder that goes away with the block. Raises OpsError (exit 3)."""
     with scratch_folder() as folder:
+        source = source_of(playbook)
         try:
             release = build(
-                source_of(playbook),
+                source,
                 [Path(patch) for patch in playbook.trainer.patches],
                 settings={"module": playbook.trainer.module},
                 out=folder / "tree",
             )
+            out = left_out(source)
         except ReleaseError as error:
             raise OpsError(
                 error.what, exit_code=ExitCode.REFUSED, kind="build", where=error.where, fix=error.fix
@@ -42,9 +44,10 @@ def built(playbook: Playbook, events: Events) -> Iterator[Release]:
             release=release.digest,
             files=len(manifest.files),
             bytes=len(release.archive),
-            source=str(source_of(playbook).path),
+            source=str(source.path),
             commit=manifest.source.commit,
             dirty=list(manifest.source.dirty),
+            left_out=list(out),
             patches=[patch.name for patch in manifest.patches],
         )
         yield release

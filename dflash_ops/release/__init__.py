@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dflash_ops.release.manifest import FileRecord, Manifest, PatchRecord, SourceKind, SourceRecord
     from dflash_ops.release.memory import CheckMemory
     from dflash_ops.release.report import finding_dict, finding_text
-    from dflash_ops.release.source import Source
+    from dflash_ops.release.source import Source, left_out
 
 __all__ = [
     "CheckMemory",
@@ -35,6 +35,7 @@ __all__ = [
     "check",
     "finding_dict",
     "finding_text",
+    "left_out",
 ]
 
 _HOMES = {
@@ -54,6 +55,7 @@ _HOMES = {
     "check": "checker",
     "finding_dict": "report",
     "finding_text": "report",
+    "left_out": "source",
 }
 
 

@@ -80,6 +80,18 @@ def collect(source: Source) -> tuple[dict[str, TreeFile], SourceRecord]:
     return tree, SourceRecord(kind, commit, tuple(sorted(prefix + path for path in dirty)))
 
 
+def left_out(source: Source) -> tuple[str, ...]:
+    """The Python files below `source.path` that look as if they belonged to it, and that no release gets.
+
+    Git neither tracks nor ignores them, and `include` does not name them: a new module that nobody has added yet.
+    """
+    root = source.path.resolve()
+    if source.bundled or not _in_git(root):
+        return ()
+    listed = _git_output(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "*.py").split(b"\0")
+    return tuple(sorted({os.fsdecode(name) for name in listed if name} - _named(root, source.include)))
+
+
 def _is_package(root: Path) -> bool:
     return (root / "__init__.py").is_file() or (root / "__main__.py").is_file()
 

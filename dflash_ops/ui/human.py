@@ -24,6 +24,7 @@ from dflash_ops.ui.plain import plain_value
 MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warn[/]", "blocker": "[red]stop[/]"}
 LOGGED_LINES = 500
 LONGEST_SAID = 200
+FEW = 5
 OUTCOMES = {
     "pass": "[green]pass[/]",
     "warn": "[yellow]warn[/]",
@@ -163,6 +164,12 @@ class HumanView:
             f"build    release [bold]{event['release'][:12]}[/]: {event['files']} files, {sized(event['bytes'])}, "
             f"from {escape(event['source'])}{commit}{dirty}{patches}"
         )
+        if event["left_out"]:
+            named = ", ".join(event["left_out"][:FEW]) + (", ..." if len(event["left_out"]) > FEW else "")
+            self._say(
+                f"  [yellow]left out[/] {number(len(event['left_out']), 'file')} that git does not track: "
+                f"{escape(named)}; to ship them, git add them or name them in trainer.include"
+            )
 
     def _finding(self, event: Event) -> None:
         colour = "red" if event["severity"] == "error" else "yellow"

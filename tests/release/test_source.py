@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_ops.release import Release, ReleaseError, Source, SourceKind, build
+from dflash_ops.release import Release, ReleaseError, Source, SourceKind, build, left_out
 from tests.release.trees import commit, git, repository, write
 
 PACKAGE = {"trainer/__init__.py": "", "trainer/__main__.py": "print('hi')\n", "trainer/a/b.py": "B = 1\n"}
@@ -35,6 +35,14 @@ def test_a_package_keeps_its_folder_and_untracked_files_stay_out(tmp_path: Path)
     assert paths(release) == ["trainer/__init__.py", "trainer/__main__.py", "trainer/a/b.py"]
     assert (release.tree / "trainer/a/b.py").read_text() == "B = 1\n"
     assert (release.tree / "manifest.json").is_file()
+
+
+def test_new_modules_that_stay_out_are_named(tmp_path: Path) -> None:
+    repo = repository(tmp_path / "repo", {**PACKAGE, ".gitignore": "ignored.py\n"})
+    write(repo, {"trainer/a/new.py": "x\n", "trainer/ignored.py": "x\n", "trainer/notes.txt": "x\n", "else.py": "x\n"})
+    write(repo, {"trainer/named.py": "x\n"})
+    assert left_out(Source(repo / "trainer", include=("named.py",))) == ("a/new.py",)
+    assert left_out(Source(repo / "trainer", bundled=True)) == ()
 
 
 def test_a_folder_that_is_no_package_is_the_root(tmp_path: Path) -> None:

@@ -39,6 +39,17 @@ def test_a_log_that_was_shown_is_not_shown_again_as_evidence(capfd: pytest.Captu
     ] * 4
 
 
+def test_new_modules_that_are_in_no_release_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+    built: Event = {
+        "event": "built", "release": DIGEST, "files": 2, "bytes": 9, "source": "/s", "commit": None, "dirty": [],
+        "patches": [], "left_out": ["a.py", "b[red].py"],
+    }  # fmt: skip
+    assert "left out 2 files that git does not track: a.py, b[red].py; to ship them, git add them" in " ".join(
+        shown(built, capfd).split()
+    )
+    assert "left out" not in shown({**built, "left_out": []}, capfd)
+
+
 def test_names_that_are_offered_are_not_listed_twice(capfd: pytest.CaptureFixture[str]) -> None:
     told = shown(error(fix="choose one of: a-1, b-2", evidence=["a-1", "b-2"]), capfd)
     assert told.count("a-1") == told.count("b-2") == 1
