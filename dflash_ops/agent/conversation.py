@@ -192,8 +192,13 @@ class Conversation:
         return number
 
     def settle(self, number: int) -> None:
-        """What was registered under this number needs no undoing any more."""
+        """What was registered under this number needs no undoing any more.
+
+        Raises ClientGone where it is being undone: how it ended is then the undoing's work, and says nothing.
+        """
         with self._guard:
+            if self._closed:
+                raise ClientGone("what was started is undone")
             self._undo.pop(number, None)
 
     def take_lock(self, owner: str, command: str, *, take_from: Optional[str] = None) -> Optional[Owner]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from dflash_ops.agent.conversation import Conversation
+from dflash_ops.agent.errors import ClientGone
 from dflash_ops.agent.files import exclusive
+from dflash_ops.agent.workdir import WorkDir
 from tests.agent.client import PATIENCE_S, SILENT_S, Agent, AgentFailed, Packed, Reply, alive, eventually, job
 
 
@@ -42,6 +46,17 @@ def test_end_of_file_kills_the_canary_and_releases_the_lock(work: Path, release:
     eventually(lambda: not any(alive(pid) for pid in pids))
     assert not is_locked(work)
     assert list((work / "verdicts").glob("*.json")) == []
+
+
+def test_how_a_job_ended_that_was_undone_says_nothing(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "_exit", lambda _code: None)
+    conversation = Conversation(0, 1, WorkDir.open(str(work)), SILENT_S, "agent.pyz")
+    with conversation.starting() as register:
+        number, later = register(lambda: None), register(lambda: None)
+    conversation.settle(number)
+    conversation.close("end of file")
+    with pytest.raises(ClientGone):
+        conversation.settle(later)
 
 
 def test_silence_of_three_beats_does_the_same(work: Path, release: Packed) -> None:
