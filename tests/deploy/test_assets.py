@@ -72,6 +72,22 @@ def test_a_deploy_with_assets(desk: Desk, assets: dict[str, Any]) -> None:
     assert child["assets"] == record["assets"]
 
 
+def test_a_folder_of_small_and_large_files_comes_whole(desk: Desk, assets: dict[str, Any]) -> None:
+    rows = desk.folder / "rows"
+    content = {f"part-{number % 7}/{number:03}.json": bytes([number]) * number * 40 for number in range(120)}
+    content["large.bin"] = bytes(range(256)) * 4000
+    for name, data in content.items():
+        (rows / name).parent.mkdir(parents=True, exist_ok=True)
+        (rows / name).write_bytes(data)
+    write_playbook(desk, {**assets, "rows": {"upload": str(rows)}})
+    done = desk.run("canary", "--playbook", "tiny")
+    assert done.code == 0, done.out
+    sent = next(event for event in done.named("sent") if event["asset"] == "rows")
+    assert sent["bytes"] == sum(map(len, content.values()))
+    there = Path(sent["path"])
+    assert {str(file.relative_to(there)): file.read_bytes() for file in there.rglob("*") if file.is_file()} == content
+
+
 def test_wrong_content_stops_before_the_canary(desk: Desk, assets: dict[str, Any]) -> None:
     Path(assets["questions"]["path"]).write_text("{}\n")
     write_playbook(desk, assets)
