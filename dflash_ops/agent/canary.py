@@ -50,7 +50,9 @@ def op_canary(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
         ending = run_verb(conversation, job, "canary", name=name, folder=folder, out=out, timeout_s=timeout_s)
         why = _broken(ending, read_json(out / "evidence.json"))
         if why is not None:
-            work.record("canary_again", **about, why=job.variables.masks.text(why))
+            why = job.variables.masks.text(why)
+            work.record("canary_again", **about, why=why)
+            conversation.event("again", why=why)
             _set_aside(folder, out)
             ending = run_verb(conversation, job, "canary", name=name, folder=folder, out=out, timeout_s=timeout_s)
 

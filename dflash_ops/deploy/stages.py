@@ -330,6 +330,8 @@ class Stages:
         if event["event"] == "building":
             told = {key: event[key] for key in ("environment", "packages", "begun")}
             self.events.emit("building", host=self._where, **told)
+        if event["event"] == "again":
+            self.events.emit("canary", why=f"once more, in a new process: {event['why']}")
 
 
 def _lock_arguments(command: str) -> dict[str, object]:

@@ -63,7 +63,9 @@ def test_evidence_and_exit_agree_or_the_death_decides(
 def test_a_canary_whose_process_broke_runs_once_more_and_that_one_decides(
     agent: Agent, work: Path, staged: Packed, second: str, code: int
 ) -> None:
-    verdict = verdict_of(agent, staged, broken=1, evidence=second, exit=code)
+    reply = agent.call("canary", timeout_s=60, **job(staged, broken=1, evidence=second, exit=code))
+    verdict = reply.result["verdict"]
+    assert [event["why"] for event in reply.events if event["event"] == "again"] == ["it broke"]
     assert (verdict["outcome"], verdict["evidence"]["summary"]) == (second, "as told")
     folder = (work / verdict["log"]).parent
     assert json.loads((folder / "evidence.first.json").read_text())["again"] == "it broke"

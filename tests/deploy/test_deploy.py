@@ -185,6 +185,15 @@ def test_a_bad_trainer_launches_nothing(desk: Desk, fault: str, code: int, words
     assert kept["outcome"] == done.result["verdict"]
 
 
+def test_a_canary_whose_process_crashed_in_a_control_is_tried_once_more_and_says_so(desk: Desk) -> None:
+    desk.write_playbook(faults=("crashes-in-a-control-once",))
+    shown = desk.type("deploy", "--host", "box", "--playbook", "tiny")
+    assert shown.code == 0, shown.err
+    told = [line for line in shown.err.splitlines() if line.startswith("canary ")]
+    assert "once more, in a new process: a control crashed" in told[1]
+    assert told[-1].startswith("canary   pass")
+
+
 def test_a_wrong_gradient_names_its_worker_on_the_screen(desk: Desk) -> None:
     desk.write_playbook(faults=("wrong-gradient-one-worker",))
     shown = desk.type("deploy", "--host", "box", "--playbook", "tiny")
