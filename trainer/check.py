@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 
 from trainer.chat import refuse_unread
-from trainer.checkpoint import load_checkpoint
+from trainer.checkpoint import RESUME_TENSORS, load_checkpoint
 from trainer.errors import Caution, InputError
 from trainer.facts import TargetFacts, cautions, open_data, refuse_other_drafter, target_facts
 from trainer.files import write_json
 from trainer.hidden_states import HiddenStates, origin_of, token_bytes
 from trainer.machine import uuid_of
 from trainer.mask_token import refuse_mask_in_data
+from trainer.optimizer import refuse_other_masters
 from trainer.placement import place
 from trainer.prepare import prepare_key, prompts_path
 from trainer.prepared import PREPARED, is_prepared
@@ -83,6 +85,10 @@ def _resume(settings: Settings, facts: TargetFacts | None) -> None:
             config, _ = load_checkpoint(Path(path), resumable=key == "resume_from")
             if facts is not None:
                 refuse_other_drafter(config, facts.drafter, f"training.{key}")
+    if training.resume_from is not None:
+        # the names alone: the tensors may be many times the drafter
+        with safe_open(Path(training.resume_from) / RESUME_TENSORS, "pt") as optimizer:
+            refuse_other_masters(optimizer.keys(), settings.workload.masters)
 
 
 def devices() -> list[dict[str, object]]:

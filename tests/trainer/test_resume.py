@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from trainer.check import check
 from trainer.checkpoint import load_checkpoint, load_resume
 from trainer.errors import InputError
 from trainer.settings import settings_from_json
@@ -148,6 +149,10 @@ def test_a_checkpoint_goes_on_with_the_masters_that_it_has_or_has_not(
     says = "without float32 master weights, this one trains with" if mine == "none" else "this one trains without"
     with pytest.raises(InputError, match=says):
         run(settings(**further, resume_from=str(done)), folder(tmp_path / "a"), evaluate=False)
+    # before a canary of minutes as well
+    told = check(settings(**further, resume_from=str(done)), folder(tmp_path / "check"))
+    assert [problem.where for problem in told if says in problem.what] == ["training.resume_from"]
+    assert check(settings(**{**further, "master_weights": mine}, resume_from=str(done)), tmp_path / "check") == []
     # its weights are anybody's
     run(settings(**further, init_from=str(done)), folder(tmp_path / "b"), evaluate=False)
 
