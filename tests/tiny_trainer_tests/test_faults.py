@@ -111,6 +111,14 @@ def test_a_kill_leaves_no_evidence(tmp_path: Path) -> None:
     assert not (ended.out / "evidence.json").exists()
 
 
+def test_a_crash_in_a_control_asks_for_another_process_once(tmp_path: Path) -> None:
+    crashing = broken("crashes-in-a-control-once", tmp_path)
+    ready = crashing.ready()
+    first, second = (crashing.trainer.call("canary", ready, name) for name in ("first", "second"))
+    assert (first.code, first.read("evidence.json")["again"]) == (-signal.SIGABRT, "a control crashed")
+    assert (second.code, second.read("evidence.json")["outcome"]) == (0, "pass")
+
+
 def test_no_evidence_says_pass_by_its_exit_code_only(tmp_path: Path) -> None:
     ended = broken("no-evidence", tmp_path).canary()
     assert ended.code == 0
