@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from trainer.block_mask import BlockRanges
+from trainer.drafter_config import WIDEST_HEAD
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_WIDEST = 256
 _ROOM = 227 << 10
 _SUMMED = 2048
 """Numbers of one head that a program adds up over a group."""
@@ -210,9 +210,9 @@ class _Shape:
     @staticmethod
     def of(queries: Tensor, context_keys: Tensor, block_size: int, causal: bool) -> _Shape:
         rows, heads, count, dim = queries.shape
-        if queries.dtype not in _DTYPES or dim > _WIDEST:
+        if queries.dtype not in _DTYPES or dim > WIDEST_HEAD:
             raise ValueError(
-                f"block attention has kernels for 16-bit numbers and float32 and heads of up to {_WIDEST}, "
+                f"block attention has kernels for 16-bit numbers and float32 and heads of up to {WIDEST_HEAD}, "
                 f"not for {queries.dtype} and heads of {dim}"
             )
         width = max(16, _power_of_two(dim))

@@ -13,6 +13,8 @@ ARCHITECTURE = "DFlashDraftModel"
 MODEL_TYPE = "qwen3"
 FULL, SLIDING = "full_attention", "sliding_attention"
 FROM_QUERY, FROM_ANCHOR = "query", "anchor"
+WIDEST_HEAD = 256
+"""What attention has kernels for (`block_attention`)."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,10 @@ class DrafterConfig:
             )
         if self.head_dim % 2:
             raise InputError(f"{self.head_dim} is odd", "head_dim", "rotary positions pair its two halves")
+        if self.head_dim > WIDEST_HEAD:
+            raise InputError(
+                f"{self.head_dim} is too wide", "head_dim", f"attention has kernels for heads up to {WIDEST_HEAD}"
+            )
         if not 0 <= self.mask_token_id < self.vocab_size:
             raise InputError(
                 f"{self.mask_token_id} is no token of the target",

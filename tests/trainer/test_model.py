@@ -287,3 +287,21 @@ def test_what_does_not_fit_is_refused(target, options, message):
     values = {"draft_layers": 2, "block_size": 8, "mask_token_id": 5, **options}
     with pytest.raises(InputError, match=message):
         create_drafter_config(target, **values)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("head_dim", 7, "7 is odd"),
+        ("head_dim", 258, "258 is too wide"),
+        ("num_hidden_layers", 0, "0 is too small"),
+        ("block_size", 1, "1 is too small"),
+        ("num_attention_heads", 3, "3 heads do not divide among 2"),
+        ("mask_token_id", 40, "40 is no token"),
+        ("target_layer_ids", (3, 1), "no layers of the target"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused_before_anything_is_built(field: str, value: object, words: str) -> None:
+    with pytest.raises(InputError, match=words) as found:
+        replace(CONFIG, **{field: value})
+    assert found.value.where == field
