@@ -103,7 +103,7 @@ def _matched(
         block_token_ids(ids, anchors, size, drafter.config.mask_token_id), frozen.embed_weight
     )
     masks = dense_block_masks(drafter.config, anchors, lengths, longest)
-    hidden = drafter(block, features, anchors.positions, *masks).unflatten(1, (slots, size))[:, :, 1:]
+    hidden = drafter(block, features, anchors.positions, *masks).unflatten(1, (slots, size - 1))
     # a row's logits at a time: all of them together would be gigabytes
     proposals = torch.stack([(row @ frozen.head_weight.t()).argmax(dim=-1) for row in hidden])
     index = anchors.positions[:, :, None] + torch.arange(1, size, device=device)
