@@ -21,7 +21,7 @@ from gpu_steps import keep_claim, run_cases
 SOURCES = ["trainer"]
 KINDS = (("reduce-overhead", 1), ("whole-step", 1), ("whole-step", 4))
 LARGE_AT_ONCE = 2
-"""Each takes some 35 GiB of every GPU that it is on."""
+"""Each takes some 35 GiB of every GPU that it is on, and half as much again while its gradients are judged."""
 
 
 def small_cases(model: str, gpus: int, steps: int, kinds: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:

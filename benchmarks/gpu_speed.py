@@ -18,7 +18,6 @@ from typing import Any
 from gpu_steps import NO_MASTERS, keep_claim, run_cases, without_masters
 
 SOURCES = [
-    "trainer/canary/reference.py",
     "trainer/compile",
     "trainer/dflash_model.py",
     "trainer/block_attention.py",
