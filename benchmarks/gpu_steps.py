@@ -106,6 +106,7 @@ def _run_case(case: dict[str, Any], scratch: Path) -> dict[str, Any]:
         "PYTHONPATH": str(ROOT),
         "LOCK": str(scratch / "lock"),
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+        "TRITON_CACHE_DIR": str(scratch / "triton"),
     }
     command = [sys.executable, str(ROOT / "benchmarks" / "step_case.py"), json.dumps(case)]
     try:
