@@ -2,10 +2,10 @@
 
 The Qwen3-8B-shaped drafter (5 layers, 4096, FFN 12288, 32/8 heads, vocabulary 151,936; context 3072, 512 anchors x 16)
 with one and with four samples a step, and the quickstart's: samples/s, FLOP/s as a share of one large product's in the
-same process, peak memory, seconds from the start to the first step (the first case twice: with nothing in its caches,
-and with all), the kernels that take the time, and each one's gradient against eager code. AdamW with float32 masters, and the large drafter with one sample also without. Writes
-`results/NAME/speed.md`, `speed.json` and `claim.json`. Without a GPU it runs small, to try the script, and makes no
-claim.
+same process, peak memory, seconds from the start to the first step (of the first case with nothing in its caches, then
+with all), the kernels that take the time, and each one's gradient against eager code. AdamW with float32 masters, and
+the large drafter with one sample also without. Writes `results/NAME/speed.md`, `speed.json` and `claim.json`. Without a
+GPU it runs small, to try the script, and makes no claim.
 """
 
 from __future__ import annotations
