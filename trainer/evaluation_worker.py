@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.abort import Abort
+from trainer.compile import Gate
 from trainer.workers import Worker
 
 
@@ -16,14 +17,21 @@ class EvaluationWorker(Worker):
     """Calls `judge(step, weights)` for what it is sent, on a stream of its own of the target's device.
 
     It is sent copies on the CPU, so it never touches a device or a tensor of a drafter, and the drafters go on
-    meanwhile. It takes no part in the gate: nothing is sent before the first step, which comes after all captures.
+    meanwhile. It takes no part in the gate: nothing is sent before the first step, which comes after all captures, and
+    that is checked.
     """
 
     def __init__(
-        self, device: torch.device, judge: Callable[[int, dict[str, Tensor]], object], cpu_threads: int, abort: Abort
+        self,
+        device: torch.device,
+        judge: Callable[[int, dict[str, Tensor]], object],
+        gate: Gate,
+        cpu_threads: int,
+        abort: Abort,
     ) -> None:
         super().__init__("evaluation", device, cpu_threads, abort)
         self._judge = judge
+        self._gate = gate
         self._changed = threading.Condition()
         self._sent: tuple[int, dict[str, Tensor]] | None = None
         self._closed = False
@@ -60,6 +68,7 @@ class EvaluationWorker(Worker):
                 if self._sent is None:
                     return
                 step, weights = self._sent
+            self._gate.check_open(self.name)
             self._judge(step, weights)
             with self._changed:
                 self._sent = None
