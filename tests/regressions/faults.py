@@ -627,6 +627,13 @@ _PROOF = (
         cpu=Check("memory_back", "are still held"),
         cuda=Check("memory_back", "are still held"),
     ),
+    Fault(
+        "device-memory-kept",
+        what="the canary holds half a GiB for each drafter, and no replica, when the rehearsal begins",
+        lost="the room that the run will have",
+        cuda=Check("memory_back", "bytes more than before the gate", warns=True),
+        workload=_WHOLE,
+    ),
 )
 
 FAULTS: tuple[Fault, ...] = (*_COMPILE, *_DATA, *_STEP, *_EXCHANGE, *_UPDATE, *_RUN, *_PROOF)
