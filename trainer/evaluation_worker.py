@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.abort import Abort
+from trainer.compile import Gate
 from trainer.workers import Worker
 
 
@@ -16,18 +17,21 @@ class EvaluationWorker(Worker):
     """Calls `judge(step, weights)` for what it is sent, on streams of its own of the target's devices.
 
     It is sent copies on the CPU, so it never touches a device or a tensor of a drafter, and the drafters go on
-    meanwhile. It takes no part in the gate: nothing is sent before the first step, which comes after all captures.
+    meanwhile. It takes no part in the gate: nothing is sent before the first step, which comes after all captures, and
+    that is checked.
     """
 
     def __init__(
         self,
         devices: Sequence[torch.device],
         judge: Callable[[int, dict[str, Tensor]], object],
+        gate: Gate,
         cpu_threads: int,
         abort: Abort,
     ) -> None:
         super().__init__("evaluation", devices[0], cpu_threads, abort, others=devices[1:])
         self._judge = judge
+        self._gate = gate
         self._changed = threading.Condition()
         self._sent: tuple[int, dict[str, Tensor]] | None = None
         self._closed = False
@@ -64,6 +68,7 @@ class EvaluationWorker(Worker):
                 if self._sent is None:
                     return
                 step, weights = self._sent
+            self._gate.check_open(self.name)
             self._judge(step, weights)
             with self._changed:
                 self._sent = None

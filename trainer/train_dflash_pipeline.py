@@ -47,13 +47,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended. `checkpoint` is the last one's folder; `before`, `after` are None where not judged."""
+    """How a run ended. `checkpoint` is the last one's folder; `before`, `after` are None where not judged.
+
+    `weights`, `optimizer`: what the checkpoint must hold, in memory itself and by the names that it has there.
+    """
 
     outcome: Literal["completed", "stopped"]
     steps: int
     checkpoint: Path
     before: Judgement | None
     after: Judgement | None
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
 
 
 def run(
@@ -92,7 +97,13 @@ def run(
         if evaluate and (evaluate_stopped or not stopped):
             after = _judge(parts, training.weights(), metrics, "end", training.steps_done)
         result = RunResult(
-            "stopped" if stopped else "completed", training.steps_done, training.checkpoint, before, after
+            "stopped" if stopped else "completed",
+            training.steps_done,
+            training.checkpoint,
+            before,
+            after,
+            training.weights(),
+            training.optimizer(),
         )
     write_json(
         out / "result.json",
@@ -133,11 +144,8 @@ class _Training:
         if limit_steps is not None:
             self.last_step = min(self.last_step, self._first + limit_steps)
         self._replicas: dict[int, DrafterReplica] = {}
+        self._evaluates = evaluate and parts.settings.training.evaluate_every is not None and bool(parts.held_out)
         self._evaluation: EvaluationWorker | None = None
-        if evaluate and parts.settings.training.evaluate_every is not None and parts.held_out:
-            self._evaluation = EvaluationWorker(
-                parts.placement.target_groups[0], self._judge_step, parts.cpu_threads, self._abort
-            )
         self._queues: list[OrderedQueue[Batch]] = []
         self.steps_done = self._first
         self.checkpoint = out / "checkpoints"
@@ -226,7 +234,10 @@ class _Training:
             )
             for index, device in enumerate(drafters)
         ]
-        if self._evaluation is not None:
+        if self._evaluates:
+            self._evaluation = EvaluationWorker(
+                parts.placement.target_groups[0], self._judge_step, gate, parts.cpu_threads, self._abort
+            )
             workers.append(self._evaluation)
         return workers
 
@@ -286,15 +297,14 @@ class _Training:
             if last:
                 self._evaluation.close()
         if last or done % self._parts.settings.training.checkpoint_every == 0:
-            self._save(done, self.weights(), self._replicas[0].optimizer.state_tensors())
+            self._save(done, self.weights(), self.optimizer())
 
     def _judge_step(self, step: int, weights: dict[str, Tensor]) -> None:
         _judge(self._parts, weights, self._metrics, "step", step)
 
     def _keep_start(self) -> None:
         """Stopped before the first step: the start is what there is to keep."""
-        start = self._parts.start
-        self._save(start.step, start.weights, start.optimizer or {})
+        self._save(self._parts.start.step, self.weights(), self.optimizer())
 
     def _save(self, step: int, weights: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
         parts = self._parts
@@ -314,6 +324,12 @@ class _Training:
         if 0 not in self._replicas:
             return self._parts.start.weights
         return dict(self._replicas[0].drafter.state_dict())
+
+    def optimizer(self) -> dict[str, Tensor]:
+        """The state of the first replica's optimiser, or the start's before there is one."""
+        if 0 not in self._replicas:
+            return self._parts.start.optimizer or {}
+        return self._replicas[0].optimizer.state_tensors()
 
 
 def _judge(parts: Parts, weights: dict[str, Tensor], metrics: Metrics, when: str, step: int) -> Judgement | None:

@@ -155,6 +155,7 @@ class TargetWorker(Worker):
         # no work on any device of this process while a drafter compiles or captures
         self._gate.pass_through()
         while (assignment := self._assignments.take()) is not None:
+            self._gate.check_open(self.name)
             device = self._drafter_devices[assignment.worker]
             with self._meter.span("busy"):
                 batch = self._maker.make(assignment, source, device)

@@ -195,6 +195,13 @@ _COMPILE = (
         cpu=Check("generators", "was drawn from", alone=False),
     ),
     Fault(
+        "draws-in-warm-up",
+        what="steps are warmed up on random features, and the generators put back",
+        lost="workers that capture meanwhile, at random",
+        cpu=Check("generators", "its warm-up drew from the default generator of cpu"),
+        cuda=Check("generators", "its warm-up drew from the default generator of cuda:"),
+    ),
+    Fault(
         "shared-code-object",
         what="all workers compile one code object",
         lost="a worker trains on another's weights",
@@ -534,6 +541,18 @@ _RUN = (
         cpu=Check("checkpoint", "the optimiser's state of fc.weight is missing"),
     ),
     Fault(
+        "checkpoint-without-second-moments",
+        what="the optimiser's second moments are not saved",
+        lost="the optimiser's memory, at every resume",
+        cpu=Check("checkpoint", "the optimiser's state of fc.weight is missing: exp_avg_sq"),
+    ),
+    Fault(
+        "checkpoint-of-stale-moments",
+        what="the second moments in a checkpoint are those that the run began with",
+        lost="the optimiser's memory, at every resume",
+        cpu=Check("checkpoint", "exp_avg_sq.fc.weight is not in the file as it is in memory"),
+    ),
+    Fault(
         "memory-grows",
         what="a copy of every step's gradients is kept",
         lost="the run, out of memory after hours",
@@ -551,6 +570,13 @@ _RUN = (
         what="the written loss is the first worker's",
         lost="the curve by which the run is judged",
         cpu=Check("reported_loss", "was reported with loss"),
+    ),
+    Fault(
+        "target-ahead-of-the-gate",
+        what="a target thread makes its first batch before it passes the gate",
+        lost="workers that capture meanwhile, at random",
+        cpu=Check("rehearsal", "target-0 began its work before the gate opened"),
+        cuda=Check("rehearsal", "target-0 began its work before the gate opened"),
     ),
     Fault(
         "features-in-the-targets-dtype",
@@ -598,7 +624,15 @@ _PROOF = (
         "replicas-kept",
         what="the canary holds its replicas when the rehearsal begins",
         lost="the room that the run will have",
-        cpu=Check("memory_back", "are still held", warns=True),
+        cpu=Check("memory_back", "are still held"),
+        cuda=Check("memory_back", "are still held"),
+    ),
+    Fault(
+        "device-memory-kept",
+        what="the canary holds half a GiB for each drafter, and no replica, when the rehearsal begins",
+        lost="the room that the run will have",
+        cuda=Check("memory_back", "bytes more than before the gate", warns=True),
+        workload=_WHOLE,
     ),
 )
 

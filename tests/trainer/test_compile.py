@@ -14,17 +14,24 @@ from trainer.abort import Abort
 from trainer.compile import (
     STRATEGIES,
     CompileLog,
+    Draw,
+    DrawLog,
     Gate,
+    GateShutError,
     gate_holder,
+    generators_put_back,
     private_function,
     steady_phase,
 )
 from trainer.dflash_model import DFlashDrafter
 from trainer.errors import Aborted
+from trainer.evaluation_worker import EvaluationWorker
 from trainer.optimizer import ClippedAdamW
 from trainer.step import DrafterStep, FrozenHead
 
 pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
 
 
 def test_private_functions_share_nothing_but_their_text() -> None:
@@ -141,6 +148,41 @@ def test_a_worker_that_dies_before_the_gate_opens_releases_the_others() -> None:
     assert isinstance(found[1], Aborted)
     with pytest.raises(Aborted):
         gate.pass_through()
+
+
+def test_work_before_the_gate_opens_is_refused() -> None:
+    gate = Gate(1, Abort())
+    with pytest.raises(GateShutError, match="target-0 began its work before the gate opened"):
+        gate.check_open("target-0")
+    gate.pass_through()
+    gate.check_open("target-0")
+
+
+def test_an_evaluation_before_the_gate_opens_ends_the_run() -> None:
+    abort, judged = Abort(), []
+    worker = EvaluationWorker([CPU], lambda step, _weights: judged.append(step), Gate(1, abort), 1, abort)
+    worker.start()
+    worker.send(1, {})
+    worker.join()
+    assert judged == []
+    assert abort.failure is not None and "evaluation began its work before the gate" in str(abort.failure)
+
+
+def test_who_drew_in_warm_up_is_told_and_the_generator_put_back() -> None:
+    before = torch.get_rng_state()
+
+    def work(index: int) -> None:
+        threading.current_thread().name = f"worker-{index}"
+        with gate.exclusive(f"worker-{index}"), generators_put_back([CPU]):
+            torch.rand(1, generator=None if index == 1 else torch.Generator())
+
+    gate = Gate(3, Abort())
+    with DrawLog() as log:
+        in_threads(3, work)
+    assert log.draws == [Draw("worker-1", "cpu")]
+    assert torch.equal(torch.get_rng_state(), before)
+    in_threads(2, work)
+    assert len(log.draws) == 1
 
 
 @pytest.mark.compiles

@@ -26,7 +26,7 @@ from trainer.canary.measure import relative
 from trainer.canary.reference import Eager, Order
 from trainer.canary.standstill import Standstill
 from trainer.canary.structure import replays_by_step
-from trainer.compile import Gate, GraphCounts
+from trainer.compile import Gate, GraphCounts, gate_holder
 from trainer.errors import Aborted
 from trainer.parts import Parts, load_parts
 from trainer.replica import DrafterReplica
@@ -152,6 +152,37 @@ def test_a_draw_from_the_default_generator(ready: Ready, tmp_path: Path, monkeyp
     _, failed, said = verdict(ready(), tmp_path / "out", monkeypatch, Drawing)
     assert failed == {"generators": {None}}
     assert "generator of cpu was drawn from, seen after step 1" in said["generators", None]
+
+
+def test_a_draw_in_warm_up_is_told_by_its_worker_though_it_is_put_back(
+    ready: Ready, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Drawing(gate.HiddenFunction):
+        def __call__(self, batch: Batch) -> Tensor:
+            if threading.current_thread().name == gate_holder() == "drafter-1":
+                torch.rand(1)
+            return super().__call__(batch)
+
+    monkeypatch.setattr(gate, "HiddenFunction", Drawing)
+    _, failed, said = verdict(ready(), tmp_path / "out", monkeypatch, Planted)
+    assert failed == {"generators": {1}}
+    assert said["generators", 1].startswith("its warm-up drew from the default generator of cpu")
+
+
+def test_a_replica_that_is_still_held_is_no_warning(
+    ready: Ready, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+
+    class Kept(Planted):
+        def __init__(self, replica: DrafterReplica, worker: int) -> None:
+            super().__init__(replica, worker)
+            if worker == 1:
+                kept.append(replica.drafter)
+
+    _, failed, said = verdict(ready(), tmp_path / "out", monkeypatch, Kept)
+    assert failed == {"memory_back": {None}}
+    assert "0 of the gate's 2 replicas" in said["memory_back", None] and "are still held" in said["memory_back", None]
 
 
 def test_replicas_that_drift_apart_by_a_single_bit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch import Tensor
 
 from trainer import stopping
 from trainer import train_dflash_pipeline as pipeline
@@ -57,6 +59,31 @@ def test_sigterm_ends_it_after_its_steps_though_the_training_is_no_longer(small:
     assert (result["outcome"], result["steps"]) == ("stopped", 2)
     records = [json.loads(line) for line in (tmp_path / "rehearsal" / "metrics.ndjson").read_text().splitlines()]
     assert [record["step"] for record in records if record["kind"] == "step"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("exp_avg_sq.fc.weight", lambda each: each.nextafter(torch.ones(())), "is not in the file as it is in memory"),
+        ("exp_avg.norm.weight", lambda each: each.double(), "is not in the file as it is in memory"),
+        ("step.fc.weight", lambda each: each + 1, "the optimiser counts 3 updates of fc.weight after step 2"),
+    ],
+)
+def test_a_checkpoint_that_is_not_what_is_in_memory(
+    small: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    change: Callable[[Tensor], Tensor],
+    said: str,
+) -> None:
+    def other(out: Path, step: int, weights: Any, config: Any, resume: Any) -> Path:
+        return real(out, step, weights, config, {**resume, name: change(resume[name])})
+
+    real = pipeline.save_checkpoint
+    monkeypatch.setattr(pipeline, "save_checkpoint", other)
+    outcome, summary = rehearsed(small, tmp_path)["checkpoint"]
+    assert outcome is Outcome.FAIL and said in summary
 
 
 def test_of_what_is_held_out_the_longest_is_judged(small: Settings) -> None:

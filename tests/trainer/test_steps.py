@@ -15,6 +15,7 @@ from trainer.abort import Abort
 from trainer.compile import (
     STRATEGIES,
     CompileLog,
+    DrawLog,
     MovedError,
     Prepared,
     StepDefinition,
@@ -71,9 +72,10 @@ def test_every_strategy_trains_as_plain_torch(name: str, accumulation: int, repl
 def test_a_compiled_step_trains_as_plain_torch_and_compiles_nothing_late(name: str) -> None:
     (wanted,) = train_plainly(3, accumulation=2, replicas=1)
     state = torch.get_rng_state()
-    with CompileLog() as log:
+    with CompileLog() as log, DrawLog() as drawn:
         built = build(STRATEGIES[name], f"compiled_{name.replace('-', '_')}", accumulation=2)
     assert torch.equal(torch.get_rng_state(), state)
+    assert drawn.draws == [], "the compiler's own draws are none of the step's"
     assert sum(each.trigger == "DYNAMO" for each in log.events) == 2, "one code object a bucket"
     with CompileLog() as log:
         for step in range(3):

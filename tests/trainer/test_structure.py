@@ -16,7 +16,9 @@ from trainer.canary.evidence import Evidence, Outcome
 from trainer.canary.gate import GateRecord
 from trainer.canary.leftover import Leftover
 from trainer.canary.structure import judge_structure
+from trainer.canary.witness import WorkerRecord
 from trainer.compile import STRATEGIES, GraphCounts
+from trainer.replica import DrafterReplica
 
 pytestmark = pytest.mark.torch
 
@@ -88,9 +90,19 @@ def test_without_a_graph_there_are_no_pools_to_check(tmp_path: Path) -> None:
     }
 
 
-def test_graphs_that_the_compiler_keeps_are_told() -> None:
-    given = graphs(captures=4, replays=[4] * STEPS)
-    for strategy, outcome in (("reduce-overhead", Outcome.NOT_CHECKED), ("whole-step", Outcome.PASS)):
-        left = Leftover()
-        left.follow(record(strategy, given, pools=2))
-        assert left.check().outcome is outcome
+@pytest.mark.parametrize("strategy", ["reduce-overhead", "whole-step"])
+def test_a_replica_that_is_held_fails_also_where_the_compiler_keeps_graphs(strategy: str) -> None:
+    given = record(strategy, graphs(captures=4, replays=[4] * STEPS), pools=2)
+    drafter = torch.nn.Linear(1, 1)
+    replica = DrafterReplica(cast("Any", drafter), cast("Any", None), cast("Any", None))
+    given.workers.append(WorkerRecord([], replica))
+    left = Leftover()
+    left.follow(given)
+    given.workers.clear()
+    held = left.check()
+    assert held.outcome is Outcome.FAIL
+    assert held.summary.startswith("1 of the gate's 1 replicas, and 2 of their 2 parameters, are still held")
+    del replica, drafter
+    gone = left.check()
+    assert gone.outcome is Outcome.PASS
+    assert ("until the process ends" in gone.summary) == (strategy == "reduce-overhead")

@@ -23,7 +23,16 @@ from trainer.canary.standstill import Standstill
 from trainer.canary.state import StateWatch
 from trainer.canary.update import RULE
 from trainer.canary.witness import HiddenFunction, Latecomer, WatchedExchange, WatchedReplica, WatchedStep, WorkerRecord
-from trainer.compile import CompileEvent, CompileLog, Gate, GraphCounts, graph_counts, steady_phase
+from trainer.compile import (
+    CompileEvent,
+    CompileLog,
+    DrawLog,
+    Gate,
+    GraphCounts,
+    generators_put_back,
+    graph_counts,
+    steady_phase,
+)
 from trainer.errors import WorkerFailed
 from trainer.nccl_exchange import exchange_between
 from trainer.parts import Parts, load_parts
@@ -98,10 +107,11 @@ class _GateRun:
         self._late = Latecomer(drafters)
         self._exchange = exchange_between(parts.placement.drafters, self._abort, self._late.between)
         self._log = CompileLog()
+        self._draws = DrawLog()
         self._steady_from: int | None = None
         self._still = Standstill(drafters, self._abort)
         self._numbers = NumbersJudge(parts, self._records)
-        self._state = StateWatch(parts, self._records)
+        self._state = StateWatch(parts, self._records, self._draws)
         self._reported = ReportedLoss(self._records)
         self._graphs: list[GraphCounts] = []
         self._allocated: list[dict[int, int]] = []
@@ -114,7 +124,7 @@ class _GateRun:
             if device.type == "cuda":
                 # the batches came on this thread's stream, and the workers have streams of their own
                 torch.cuda.current_stream(device).synchronize()
-        with self._log, steady_phase() as forbid:
+        with self._log, self._draws, steady_phase() as forbid:
 
             def opened() -> None:
                 self._steady_from = len(self._log.events)
@@ -221,7 +231,7 @@ class _GateRun:
         record.replica = replica
         hidden = HiddenFunction(self._parts, replica.drafter, self._parts.frozen[device], worker)
         buckets = {batch.input_ids.shape[1]: batch for batch in record.batches}
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with generators_put_back([device]):
             for batch in buckets.values():
                 for _ in range(self._parts.strategy.warm_up_calls):
                     hidden(batch)

@@ -1,7 +1,7 @@
 """What the gate leaves behind: the rehearsal needs the room that the run will have.
 
-Inductor's own CUDA graphs stay: they hold the weights that they read, and what they write to, in cycles, and the
-garbage collector is kept away from compiled code (`trainer.collector`).
+Inductor's own CUDA graphs stay: they hold the memory of the weights that they read (not the parameters), and what they
+write to, in cycles, and the garbage collector is kept away from compiled code (`trainer.collector`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import weakref
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from trainer.canary.evidence import Check, Outcome
 from trainer.canary.gate import GateRecord
 from trainer.canary.witness import WorkerRecord
+from trainer.replica import DrafterReplica
 
 # cuBLAS keeps a workspace of up to 32 MiB for each thread and stream that used it, and a second one for its Lt part
 _SLACK_BYTES_A_THREAD = 64 << 20
@@ -25,7 +26,8 @@ class Leftover:
 
     def __init__(self) -> None:
         self._before = _allocated()
-        self._parameters: list[weakref.ref[Tensor]] = []
+        self._replicas: list[weakref.ref[DrafterReplica]] = []
+        self._parameters: list[weakref.ref[nn.Parameter]] = []
         self._threads = 0
         self._kept: str | None = None
 
@@ -38,6 +40,7 @@ class Leftover:
             self._kept = f"the graphs of strategy {strategy.name} stay, and what they write to, until the process ends"
         for worker in record.workers:
             if worker.replica is not None:
+                self._replicas.append(weakref.ref(worker.replica))
                 self._parameters += [weakref.ref(each) for each in worker.replica.drafter.parameters()]
 
     def allow(self, threads: int) -> None:
@@ -45,18 +48,25 @@ class Leftover:
         self._threads += threads
 
     def check(self) -> Check:
-        """`memory_back`. A warning: the run is not wrong by it, but its rehearsal has less room than the run."""
+        """`memory_back`: a failure where anything still refers to a replica; bytes alone are a warning.
+
+        Where Inductor keeps graphs, bytes are told and not judged.
+        """
         more = {index: now - self._before.get(index, 0) for index, now in _allocated().items()}
         figures: dict[str, float] = {f"cuda_{index}_bytes": each for index, each in more.items()}
-        if self._kept is not None:
-            what = ", ".join(f"{each / 2**20:.0f} MiB on cuda:{index}" for index, each in more.items())
-            said = f"{self._kept}: the rehearsal has less room than the run by up to {what}"
-            return Check("memory_back", None, Outcome.NOT_CHECKED, said, figures)
+        replicas = sum(each() is not None for each in self._replicas)
         alive = sum(each() is not None for each in self._parameters)
         figures |= {"parameters": len(self._parameters), "alive": alive}
-        if alive:
-            what = f"{alive} of {len(self._parameters)} parameters of the gate's replicas are still held"
-            return Check("memory_back", None, Outcome.WARN, what, figures)
+        if replicas or alive:
+            what = (
+                f"{replicas} of the gate's {len(self._replicas)} replicas, and {alive} of their "
+                f"{len(self._parameters)} parameters, are still held: the rehearsal has less room than the run"
+            )
+            return Check("memory_back", None, Outcome.FAIL, what, figures)
+        if self._kept is not None:
+            what = ", ".join(f"{each / 2**20:.0f} MiB on cuda:{index}" for index, each in more.items())
+            said = f"no replica of the gate is held; {self._kept}: up to {what} less room for the rehearsal"
+            return Check("memory_back", None, Outcome.PASS, said, figures)
         slack = self._threads * _SLACK_BYTES_A_THREAD
         for index, each in more.items():
             if each > slack:

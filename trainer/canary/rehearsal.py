@@ -69,7 +69,7 @@ def rehearse(settings: Settings, out: Path, evidence: Evidence) -> None:
     summary = f"{steps} steps through the run's own entry point on the longest rows"
     evidence.add(Check("rehearsal", None, Outcome.PASS, summary, {"steps": result.steps}))
     _stopped(out, steps, result, evidence)
-    _read_back(result.checkpoint, result.steps, settings.workload.masters, evidence)
+    _read_back(result, settings.workload.masters, evidence)
 
 
 def _room_for(training: Training, steps: int) -> Training:
@@ -92,8 +92,9 @@ def _stopped(out: Path, steps: int, result: RunResult, evidence: Evidence) -> No
     evidence.add(Check("sigterm", None, outcome, summary))
 
 
-def _read_back(folder: Path, steps: int, masters: bool, evidence: Evidence) -> None:
-    """The rehearsal's checkpoint: whole by the contract's own loader, finite, and with the state to go on from."""
+def _read_back(result: RunResult, masters: bool, evidence: Evidence) -> None:
+    """The rehearsal's checkpoint: whole by the contract's own loader, finite, and bit for bit what is in memory."""
+    folder, steps = result.checkpoint, result.steps
     try:
         _, weights = load_checkpoint(folder)
         resume = load_resume(folder)
@@ -102,21 +103,32 @@ def _read_back(folder: Path, steps: int, masters: bool, evidence: Evidence) -> N
         return
     step = int(resume.state["step"])
     problem = (
-        f"it says step {step} after {steps} steps" if step != steps else _problem(weights, resume.tensors, masters)
+        f"it says step {step} after {steps} steps"
+        if step != steps
+        else _problem(weights, resume.tensors, masters, steps)
+        or _differs(weights, result.weights)
+        or _differs(resume.tensors, result.optimizer)
     )
     outcome = Outcome.FAIL if problem else Outcome.PASS
-    summary = problem or f"{len(weights)} tensors and the optimiser's state of step {steps} load back"
+    summary = problem or (
+        f"{len(weights)} weights and the optimiser's {len(resume.tensors)} tensors of step {steps} load back bit for "
+        "bit as they are in memory"
+    )
     evidence.add(Check("checkpoint", None, outcome, summary, {"tensors": len(weights)}))
     if not problem:
         shutil.rmtree(folder.parent)
 
 
-def _problem(weights: dict[str, Tensor], optimizer: dict[str, Tensor], masters: bool) -> str | None:
+def _problem(weights: dict[str, Tensor], optimizer: dict[str, Tensor], masters: bool, steps: int) -> str | None:
+    """What any checkpoint after `steps` steps must have, whatever is in memory."""
     for name, weight in weights.items():
         if not bool(torch.isfinite(weight).all()):
             return f"{name} is not finite"
-        if f"exp_avg.{name}" not in optimizer:
-            return f"the optimiser's state of {name} is missing"
+        for key in ("exp_avg", "exp_avg_sq", "step"):
+            if f"{key}.{name}" not in optimizer:
+                return f"the optimiser's state of {name} is missing: {key}"
+        if float(optimizer[f"step.{name}"]) != steps:
+            return f"the optimiser counts {float(optimizer[f'step.{name}']):g} updates of {name} after step {steps}"
         if not bool(optimizer[f"exp_avg.{name}"].any()):
             return f"{name} never got a gradient"
         master = optimizer.get(f"master.{name}")
@@ -126,6 +138,16 @@ def _problem(weights: dict[str, Tensor], optimizer: dict[str, Tensor], masters: 
             return f"{name} has a master copy, and this workload keeps none"
         if master is not None and not torch.equal(master.to(weight.dtype), weight):
             return f"{name} is not its master copy"
+    return None
+
+
+def _differs(saved: dict[str, Tensor], kept: dict[str, Tensor]) -> str | None:
+    """The first tensor that is not in the file as it is in memory, compared on the CPU, one at a time."""
+    for name, each in kept.items():
+        if name not in saved:
+            return f"{name} is missing"
+        if saved[name].dtype != each.dtype or not torch.equal(saved[name], each.detach().cpu()):
+            return f"{name} is not in the file as it is in memory"
     return None
 
 

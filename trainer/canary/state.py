@@ -10,20 +10,24 @@ from torch import Tensor
 from trainer.canary.evidence import Check, Outcome
 from trainer.canary.update import RULE
 from trainer.canary.witness import WorkerRecord
+from trainer.compile import DrawLog
 from trainer.parts import Parts
 
 _WARMED = "after warm-up"
+_DRAWN = "another thread's capture breaks on that, and no run repeats; give each worker a torch.Generator of its own"
 
 
 class StateWatch:
     """Compares state bit for bit. What is kept of each check is its first trouble, by worker; none is good.
 
-    Make it before any worker starts: it remembers the default generators as they are then.
+    Make it before any worker starts: it remembers the default generators as they are then. `draws` holds what warm-up
+    drew and put back.
     """
 
-    def __init__(self, parts: Parts, workers: Sequence[WorkerRecord]) -> None:
+    def __init__(self, parts: Parts, workers: Sequence[WorkerRecord], draws: DrawLog) -> None:
         self._parts = parts
         self._workers = workers
+        self._draws = draws
         self._looks = 0
         self._trouble: dict[tuple[str, int | None], str] = {}
         devices = parts.placement.drafters
@@ -54,6 +58,10 @@ class StateWatch:
             steps = self._looks - 1
             rates = f"the plan's at each of {steps} steps, from {RULE.rate(0):.1e} to {RULE.rate(steps - 1):.1e}"
             found += [self._check("learning_rate", worker, rates) for worker in workers]
+        for draw in self._draws.draws:
+            drew = f"its warm-up drew from the default generator of {draw.device}: {_DRAWN}"
+            self._say("generators", int(draw.thread.rpartition("-")[2]), drew)
+        found += [self._check("generators", worker, "its warm-up drew from no default generator") for worker in workers]
         where = ", ".join(["cpu", *(f"cuda:{index}" for index in self._cuda)])
         return [*found, self._check("generators", None, f"nobody drew from a default generator ({where})")]
 
@@ -82,11 +90,7 @@ class StateWatch:
         now = self._generator_states()
         moved = [name for name, state in now.items() if not torch.equal(state, self._generators[name])]
         if moved:
-            trouble = (
-                f"the default generator of {moved[0]} was drawn from, seen {when}: another thread's capture breaks on "
-                "that, and no run repeats; give each worker a torch.Generator of its own"
-            )
-            self._say("generators", None, trouble)
+            self._say("generators", None, f"the default generator of {moved[0]} was drawn from, seen {when}: {_DRAWN}")
 
     def _is_the_start(self, index: int, worker: WorkerRecord) -> None:
         start, optimizer = self._parts.start.weights, worker.trained.optimizer.state_tensors()

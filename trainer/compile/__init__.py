@@ -12,7 +12,8 @@ from trainer.compile.build import compiled_step
 from trainer.compile.counters import CompileEvent, CompileLog, GraphCounts, graph_counts
 from trainer.compile.definition import CompiledStep, Loss, Optimizer, Prepared, StepDefinition
 from trainer.compile.failure import CaptureError
-from trainer.compile.gate import Gate, gate_holder, steady_phase
+from trainer.compile.gate import Gate, GateShutError, gate_holder, steady_phase
+from trainer.compile.generators import Draw, DrawLog, generators_put_back
 from trainer.compile.pinned import MovedError
 from trainer.compile.plan import StepPlan
 from trainer.compile.private import private_function
@@ -26,7 +27,10 @@ __all__ = [
     "CompileEvent",
     "CompileLog",
     "CompiledStep",
+    "Draw",
+    "DrawLog",
     "Gate",
+    "GateShutError",
     "GraphCounts",
     "Loss",
     "MovedError",
@@ -39,6 +43,7 @@ __all__ = [
     "available_strategies",
     "compiled_step",
     "gate_holder",
+    "generators_put_back",
     "graph_counts",
     "own_device",
     "private_function",

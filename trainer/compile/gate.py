@@ -16,6 +16,10 @@ _LOOK_UP_S = 0.2
 _holder: str | None = None
 
 
+class GateShutError(RuntimeError):
+    """Work that belongs behind the gate began before it opened."""
+
+
 def gate_holder() -> str | None:
     """The worker that is inside the gate now, or None."""
     return _holder
@@ -29,7 +33,9 @@ class Gate:
 
     def __init__(self, parties: int, abort: Abort, *, on_open: Callable[[], None] | None = None) -> None:
         self._abort = abort
-        self._barrier = threading.Barrier(parties, action=on_open)
+        self._on_open = on_open
+        self._opened = False
+        self._barrier = threading.Barrier(parties, action=self._open)
         abort.subscribe(self._barrier.abort)
 
     @contextlib.contextmanager
@@ -46,6 +52,19 @@ class Gate:
         finally:
             _holder = None
             _LOCK.release()
+
+    def _open(self) -> None:
+        if self._on_open is not None:
+            self._on_open()
+        self._opened = True
+
+    def check_open(self, worker: str) -> None:
+        """For a worker that is about to use a device. Raises `GateShutError` while others may still capture."""
+        if not self._opened:
+            raise GateShutError(
+                f"{worker} began its work before the gate opened: eager work breaks another thread's capture; "
+                "call Gate.pass_through first"
+            )
 
     def pass_through(self) -> None:
         """Wait until all parties are here. Raises `Aborted` if a worker failed."""
