@@ -46,11 +46,21 @@ class Check:
 
 
 @dataclass(frozen=True)
+class NoFault:
+    """`why` no patch makes a check fail, and the `test` in tests/trainer that shows it failing: FILE::FUNCTION."""
+
+    why: str
+    test: str
+
+
+@dataclass(frozen=True)
 class Fault:
     """`patches/NAME.patch`. `what` it does and what a user would have `lost`: a line each.
 
-    `cpu` and `cuda` are what the canary says there, None where the machine cannot show the fault (`cuda` wants `gpus`
-    of them). A rule may stop the build before: then it is what would stop it, were the rule not there.
+    `cpu` and `cuda` are what the canary says there. A rule may stop the build before: then it is what would stop it,
+    were the rule not there. `cpu` is None where no CPU can show the fault. `gpus` is 0 where the fault does not concern
+    CUDA, else how many GPUs its canary runs on; `cuda` is None there until somebody has seen what the canary says: only
+    that the fault is stopped is then asked, and benchmarks/regressions.py records the words.
     `workload` overrides the smallest workload; a fault of compiled code names its strategy there.
     """
 
@@ -60,13 +70,18 @@ class Fault:
     rule: Rule | None = None
     cpu: Check | None = None
     cuda: Check | None = None
-    gpus: int = 1
+    gpus: int = 0
     workload: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def patch(self) -> Path:
         """The patch's file."""
         return PATCHES / f"{self.name}.patch"
+
+    @property
+    def refused(self) -> bool:
+        """Whether a rule or a check ends the deploy: a warning goes on."""
+        return any(stop is not None and not stop.warns for stop in (self.rule, self.cpu, self.cuda))
 
     @property
     def compiles(self) -> bool:
