@@ -1,8 +1,9 @@
-"""The gate and the tuning on several GPUs: `python benchmarks/gpu_placements.py NAME`.
+"""The gate and the tuning by placement, on one GPU or several: `python benchmarks/gpu_placements.py NAME`.
 
-The canary with one and with two drafter threads on each GPU, its target sharing a GPU or alone on one, by the
-strategies with graphs, and the tuning of two of those placements. Writes `results/NAME/placements.md`,
-`placements.json` and `claim.json`. Without GPUs it runs small, to try the script, and makes no claim.
+The canary with one and with two drafter threads on each GPU, its target sharing a GPU or (with several) alone on one,
+by the strategies with graphs, side by side; then the tuning of the first placement, alone on the machine, so that its
+times say something. Writes `results/NAME/placements.md`, `placements.json` and `claim.json`. Without GPUs it runs
+small and without the tuning, to try the script, and makes no claim.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ def placements(gpus: int) -> dict[str, dict[str, Any]]:
     """Workload settings of the canaries, by what they are."""
     every = [f"cuda:{index}" for index in range(gpus)] or ["cpu", "cpu"]
     last = [every[-1]]
+    if gpus == 1:
+        return {
+            "one thread, the target shares its GPU": {"drafter_devices": every, "target_devices": last},
+            "two threads, the target shares their GPU": {"drafter_devices": every * 2, "target_devices": last},
+        }
     return {
         "a thread a GPU, the target shares the last": {"drafter_devices": every, "target_devices": last},
         "two threads a GPU, the target shares the last": {"drafter_devices": every * 2, "target_devices": last},
@@ -45,8 +51,6 @@ def placements(gpus: int) -> dict[str, dict[str, Any]]:
 def main() -> None:
     """Exits with 1 if a canary did not pass or a tuning found nothing right."""
     gpus = torch.cuda.device_count()
-    if gpus == 1:
-        sys.exit("needs at least two GPUs, 1 is here")
     with tempfile.TemporaryDirectory() as folder:
         canaries, tunings = _proofs(gpus, Path(folder))
     lines = ["| canary | strategy | exit | summary |", "|---|---|---|---|"]
@@ -65,17 +69,13 @@ def main() -> None:
 
 
 def _proofs(gpus: int, work: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The canary of each placement and strategy, and the tuning of the first two placements, all side by side.
-
-    Their times say nothing: they have the GPUs together.
-    """
+    """The canary of each placement and strategy, several at a time, then the tuning of the first placement, alone."""
     cpus = sorted(os.sched_getaffinity(0))
     release = build_with([], work / "tree")
     base = prepared_settings(OwnProcess(cpus), release.tree, work / "workload", cuda=gpus > 0)
     wanted = placements(gpus)
     proofs = [(name, strategy) for name in wanted for strategy in (STRATEGIES if gpus else ("eager",))]
-    tuned = list(wanted)[:2] if gpus else []
-    jobs = max(1, min(len(proofs) + len(tuned), len(cpus) // 2))
+    jobs = max(1, min(len(proofs), len(cpus) // 2))
     shares = [cpus[index::jobs] for index in range(jobs)]
 
     def settings_of(name: str, strategy: str) -> dict[str, Any]:
@@ -89,15 +89,15 @@ def _proofs(gpus: int, work: Path) -> tuple[list[dict[str, Any]], list[dict[str,
         canary = run_canary(OwnProcess(shares[index % jobs]), release.tree, settings_of(name, strategy), folder)
         return {"placement": name, "strategy": strategy, "exit": canary.code, "summary": canary.message}
 
-    def tune(index: int) -> dict[str, Any]:
-        folder = work / f"tuning-{index}"
-        found = _tuning(OwnProcess(cpus), release.tree, settings_of(tuned[index], "auto"), folder)
-        return {"placement": tuned[index], **found}
+    def tune(name: str) -> dict[str, Any]:
+        return {
+            "placement": name,
+            **_tuning(OwnProcess(cpus), release.tree, settings_of(name, "auto"), work / "tuning"),
+        }
 
     with ThreadPoolExecutor(jobs) as pool:
-        tunings = [pool.submit(tune, index) for index in range(len(tuned))]
         canaries = list(pool.map(prove, range(len(proofs))))
-        return canaries, [each.result() for each in tunings]
+    return canaries, [tune(name) for name in list(wanted)[:1] if gpus]
 
 
 def _tuning(run: OwnProcess, root: Path, settings: dict[str, Any], work: Path) -> dict[str, Any]:

@@ -181,7 +181,7 @@ class Bench:
 
     def target(self, layer_ids: Sequence[int], dtype: torch.dtype) -> Target:
         path, cache = resolve_asset(TARGET, "target"), self._work / "cache"
-        return Target.load(target_folder(path, cache), DEVICE, dtype, layer_ids, cache)
+        return Target.load(target_folder(path, cache), [DEVICE], dtype, layer_ids, cache)
 
 
 def _drafter(config: Any, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> DFlashDrafter:

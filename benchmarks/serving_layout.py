@@ -233,7 +233,7 @@ def compare(case: Case, work: Path, cache: Path, code: Any) -> tuple[dict[str, A
     settings = settings_from_json(written)
     facts = target_facts(settings)
     folder = target_folder(smol_file() if case.target == SMOL else Path(case.target), cache)
-    target = Target.load(folder, torch.device("cpu"), torch.float32, facts.drafter.target_layer_ids, cache)
+    target = Target.load(folder, [torch.device("cpu")], torch.float32, facts.drafter.target_layer_ids, cache)
     checkpoint = save_checkpoint(work, 1, random_drafter(facts.drafter).state_dict(), facts.drafter, {})
     out = work / "exported"
     call = ["--settings", file, "--checkpoint", checkpoint, "--format", "speculators", "--out", out]

@@ -9,11 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from trainer.anchors import Anchors, sample_anchors
-from trainer.canary.measure import relative, tolerance
+from trainer.canary.evidence import Outcome
+from trainer.canary.measure import Distance, compare, relative, tolerance, worst
+from trainer.canary.noise import Noise
+from trainer.canary.perturbation import perturbed_gradient
+from trainer.canary.reference import GROUP, Eager, Order, StepReference
 from trainer.compile import STRATEGIES, CompiledStep, Prepared, StepDefinition, StepPlan, compiled_step
 from trainer.dflash_model import DFlashDrafter
 from trainer.drafter_config import DrafterConfig
-from trainer.loss import block_labels, decay_gamma
+from trainer.loss import DFLASH, block_labels, decay_gamma
 from trainer.optimizer import ClippedAdamW
 from trainer.step import Batch, DrafterStep, FrozenHead
 
@@ -42,8 +46,8 @@ class Trained(Protocol):
         """Clip and optimiser."""
         ...
 
-    def share(self) -> float | None:
-        """Takes a last step and compares its gradient: worst share of the tolerance; None where nothing is compared."""
+    def share(self) -> float:
+        """Takes a last step and compares its gradient: worst share of the tolerance; infinite for no number."""
         ...
 
 
@@ -129,7 +133,7 @@ class LaunchBound:
         """See `Trained`."""
         self._step.update()
 
-    def share(self) -> float | None:
+    def share(self) -> float:
         """See `Trained`: against eager code and float64, from the same weights."""
         parameters = list(self._module.parameters())
         before = [each.detach().clone() for each in parameters]
@@ -140,10 +144,11 @@ class LaunchBound:
                 each.copy_(kept)
         plain = self._eager(self._module)
         truth = self._eager(self._module.double())
-        return max(
-            relative(found, true) / tolerance(relative(eager, true), self._dtype)
+        distances = [
+            Distance("", relative(found, true), tolerance(relative(eager, true), self._dtype))
             for found, eager, true in zip(mine, plain, truth, strict=True)
-        )
+        ]
+        return worst(distances).share
 
     def _eager(self, module: nn.Module) -> list[Tensor]:
         dtype = next(module.parameters()).dtype
@@ -232,15 +237,16 @@ class Drafter:
         )
         generator = torch.Generator().manual_seed(index)
         drafter = DFlashDrafter(config, device="cpu", dtype=dtype, generator=torch.Generator().manual_seed(0))
-        drafter = drafter.to(device).requires_grad_(True)
+        self._drafter = drafter = drafter.to(device).requires_grad_(True)
         on_device = torch.Generator(device).manual_seed(7)
         embed = torch.randn((vocabulary, hidden), device=device, generator=on_device).mul_(0.02).to(dtype)
+        self._frozen = FrozenHead(embed, embed)
         self._batches = [_batch(config, rows, tokens, anchors, generator, embed) for _ in range(2)]
         self._normaliser = torch.full((), 1.0 / self._batches[0].weight_sum, device=device)
         self._flops = _drafter_flops(config, self._batches[0])
         self._step = DrafterStep(
             drafter,
-            FrozenHead(embed, embed),
+            self._frozen,
             ClippedAdamW(
                 list(drafter.named_parameters()), betas=(0.9, 0.95), weight_decay=0.0, clip=1.0, masters=masters
             ),
@@ -272,9 +278,30 @@ class Drafter:
         """See `Trained`."""
         self._step.update()
 
-    def share(self) -> float | None:
-        """Nothing is compared: the canary's gate does that."""
-        return None
+    def share(self) -> float:
+        """See `Trained`: as the canary's gate judges a worker, by its reference over chunks of anchors.
+
+        Raises RuntimeError where the comparison would not see a gradient that is wrong by 2.5 tolerances.
+        """
+        named = dict(self._drafter.named_parameters())
+        before = {name: each.detach().clone() for name, each in named.items()}
+        self.accumulate(0)
+        mine = {name: each.detach().clone() for name, each in zip(named, self.gradients, strict=True)}
+        dtype = self._frozen.embed_weight.dtype
+        truth, plain = (self._reference(before, each) for each in (torch.float64, dtype))
+        half = min(GROUP, self._batches[0].anchors.positions.shape[1]) // 2
+        other = self._reference(before, dtype, Order(group=half, backwards=True))
+        noise = Noise(dtype)
+        for found, right in ((plain, truth), (other, truth), (other, plain)):
+            noise.see(found, right)
+        control = perturbed_gradient(mine, truth.gradient, noise, dtype)
+        if control.outcome is not Outcome.PASS:
+            raise RuntimeError(f"the comparison proves nothing: {control.summary}")
+        return worst(compare(mine, truth.gradient, noise, dtype)).share
+
+    def _reference(self, weights: dict[str, Tensor], dtype: torch.dtype, order: Order | None = None) -> StepReference:
+        eager = Eager(self._drafter.config, self._frozen, dtype, DFLASH)
+        return eager.step(weights, self._batches[:1], float(self._normaliser), order)
 
 
 def _drafter_flops(config: DrafterConfig, batch: Batch) -> float:

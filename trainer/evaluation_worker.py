@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,16 +13,20 @@ from trainer.workers import Worker
 
 
 class EvaluationWorker(Worker):
-    """Calls `judge(step, weights)` for what it is sent, on a stream of its own of the target's device.
+    """Calls `judge(step, weights)` for what it is sent, on streams of its own of the target's devices.
 
     It is sent copies on the CPU, so it never touches a device or a tensor of a drafter, and the drafters go on
     meanwhile. It takes no part in the gate: nothing is sent before the first step, which comes after all captures.
     """
 
     def __init__(
-        self, device: torch.device, judge: Callable[[int, dict[str, Tensor]], object], cpu_threads: int, abort: Abort
+        self,
+        devices: Sequence[torch.device],
+        judge: Callable[[int, dict[str, Tensor]], object],
+        cpu_threads: int,
+        abort: Abort,
     ) -> None:
-        super().__init__("evaluation", device, cpu_threads, abort)
+        super().__init__("evaluation", devices[0], cpu_threads, abort, others=devices[1:])
         self._judge = judge
         self._changed = threading.Condition()
         self._sent: tuple[int, dict[str, Tensor]] | None = None

@@ -172,7 +172,7 @@ class _Writer(Worker):
     """Makes shards with one device's target until none is left."""
 
     def __init__(self, index: int, target: Target, work: _Work, cpu_threads: int, abort: Abort) -> None:
-        super().__init__(f"hidden-states-{index}", target.device, cpu_threads, abort)
+        super().__init__(f"hidden-states-{index}", target.device, cpu_threads, abort, others=target.devices[1:])
         self._target = target
         self._work = work
 

@@ -52,7 +52,8 @@ class Start:
 class Parts:
     """Everything that the threads of one run share; nothing of it is written while they run.
 
-    `targets` is empty where `states`, which are on disk, take their place, unless a drafter is judged while it trains.
+    `targets`, by their first devices, is empty where `states`, which are on disk, take their place, unless a drafter is
+    judged while it trains.
     """
 
     settings: Settings
@@ -89,10 +90,10 @@ class Parts:
 
     def judging_target(self) -> Target:
         """The target that a drafter is judged with; loaded for the caller alone where training needs none."""
-        device = self.placement.targets[0]
-        if device in self.targets:
-            return self.targets[device]
-        return load_target(self.settings, device, self.drafter.target_layer_ids)
+        devices = self.placement.target_groups[0]
+        if devices[0] in self.targets:
+            return self.targets[devices[0]]
+        return load_target(self.settings, devices, self.drafter.target_layer_ids)
 
 
 def available_cpus() -> int:
@@ -101,15 +102,16 @@ def available_cpus() -> int:
 
 
 def load_targets(settings: Settings, placement: Placement, layer_ids: Sequence[int]) -> dict[torch.device, Target]:
-    """The target, once on each device that has a target worker. Raises `InputError`."""
-    return {device: load_target(settings, device, layer_ids) for device in dict.fromkeys(placement.targets)}
+    """The target, once on each device, or group of them, that has a target worker. Raises `InputError`."""
+    groups = dict.fromkeys(placement.target_groups)
+    return {devices[0]: load_target(settings, devices, layer_ids) for devices in groups}
 
 
-def load_target(settings: Settings, device: torch.device, layer_ids: Sequence[int]) -> Target:
-    """The target on one device. Raises `InputError`."""
+def load_target(settings: Settings, devices: Sequence[torch.device], layer_ids: Sequence[int]) -> Target:
+    """The target on one device, or over several. Raises `InputError`."""
     work = settings.workload
     path = resolve_asset(work.target, "workload.target")
-    return Target.load(path, device, DTYPES[work.target_dtype], layer_ids, settings.cache)
+    return Target.load(path, devices, DTYPES[work.target_dtype], layer_ids, settings.cache)
 
 
 def frozen_head(target: Target | SharedWeights, device: torch.device, dtype: torch.dtype) -> FrozenHead:
@@ -150,7 +152,8 @@ def load_parts(settings: Settings, *, longest_first: bool = False, judged: bool 
         targets = load_targets(settings, placement, config.target_layer_ids)
     else:
         if judged and training.evaluate_every is not None and held_out:
-            targets = {placement.targets[0]: load_target(settings, placement.targets[0], config.target_layer_ids)}
+            first = placement.target_groups[0]
+            targets = {first[0]: load_target(settings, first, config.target_layer_ids)}
         shared = shared_weights(folder, facts.config, DTYPES[work.target_dtype])
     dtype = DTYPES[work.dtype]
     schedule = Schedule(work.drafter_threads, work.accumulation, work.batch_size)

@@ -244,8 +244,8 @@ def _engine(settings: Settings, path: Path, tokenizer: Any) -> tuple[Engine, fro
         ends = declared_ends(path, settings.cache, tokenizer)
         endpoint = Endpoint(training.endpoint, training.endpoint_model, training.endpoint_concurrency)
         return EndpointEngine(endpoint, tokenizer, ends, training.answer_tokens), ends
-    device = place(work, torch.cuda.device_count()).targets[0]
-    target = Target.load(path, device, DTYPES[work.target_dtype], (0,), settings.cache)
+    devices = place(work, torch.cuda.device_count()).target_groups[0]
+    target = Target.load(path, devices, DTYPES[work.target_dtype], (0,), settings.cache)
     return TransformersEngine(target, training.answer_tokens, training.answer_batch), target.eos_ids
 
 

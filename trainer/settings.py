@@ -174,6 +174,7 @@ class Workload:
     )
     drafter_threads: int = _key(_integer(1), 1)
     target_workers: int = _key(_integer(1), 1)
+    target_gpus: int = _key(_integer(1), 1)
     drafter_devices: str | tuple[str, ...] = _key(_devices, "auto")
     target_devices: str | tuple[str, ...] = _key(_devices, "auto")
     dtype: str = _key(_choice("float32", "bfloat16"), "bfloat16")
@@ -292,12 +293,18 @@ def _together(settings: Settings) -> Settings:
     work, training = settings.workload, settings.training
     for name, count, devices in (
         ("drafter_devices", work.drafter_threads, work.drafter_devices),
-        ("target_devices", work.target_workers, work.target_devices),
+        ("target_devices", work.target_workers * work.target_gpus, work.target_devices),
     ):
         if not isinstance(devices, str) and len(devices) != count:
             raise InputError(
                 f"{len(devices)} devices for {count} threads", f"workload.{name}", f'give {count} devices or "auto"'
             )
+    if work.target_gpus > 1 and work.target_forward != "eager":
+        raise InputError(
+            f"target_gpus is {work.target_gpus}, and a forward over several GPUs is in no CUDA graph",
+            "workload.target_forward",
+            "set target_forward: eager",
+        )
     _sliding(work)
     if len(training.betas) != 2:
         raise _refuse(list(training.betas), "training.betas", "two numbers in [0, 1)")

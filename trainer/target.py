@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from trainer.data import Rows
 from trainer.errors import InputError
+from trainer.spread import spread_layers
 from trainer.target_files import check_target_path, load_config, target_folder
 from trainer.transfer import send
 
@@ -74,14 +75,15 @@ class Target:
     def load(
         cls,
         path: Path,
-        device: torch.device,
+        devices: Sequence[torch.device],
         dtype: torch.dtype,
         layer_ids: Sequence[int],
         cache: Path,
     ) -> Target:
         """Load a transformers folder or a GGUF file (converted once below `cache`). Raises `InputError`.
 
-        Switches cuDNN's attention off in the whole process.
+        With several `devices` its layers are spread over them (`spread.spread_layers`). Switches cuDNN's attention off
+        in the whole process.
         """
         check_target_path(path, _WHERE)
         folder = target_folder(path, cache)
@@ -89,7 +91,12 @@ class Target:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         # it plans for each new shape, which takes longer than the attention, and generated text has one a token
         torch.backends.cuda.enable_cudnn_sdp(False)
-        return cls(model.to(device), tokenizer, layer_ids)
+        if len(devices) == 1:
+            return cls(model.to(devices[0]), tokenizer, layer_ids)
+        target = cls(model, tokenizer, layer_ids)
+        spread_layers(model.model, devices)
+        model.lm_head.to(devices[0])
+        return target
 
     def _hook(self, index: int) -> Callable[[nn.Module, Any, Any], None]:
         # not `self`, which holds the module that holds the hook: without the collector the weights would stay for ever
@@ -137,7 +144,8 @@ class Target:
     def _join(self, states: dict[int, Tensor], last: Tensor | None) -> Tensor:
         if last is not None:
             states[self._final_norm_id] = last
-        return torch.cat([states[index] for index in self.layer_ids], dim=-1)
+        # layers of a target that is spread over GPUs end elsewhere
+        return torch.cat([states[index].to(self.device, non_blocking=True) for index in self.layer_ids], dim=-1)
 
     def features_of(self, rows: Rows) -> Tensor:
         """`features` of a padded batch that lies on the CPU, on this target's device."""
@@ -195,8 +203,13 @@ class Target:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """Where the weights lie; of a target over several, the first: tokens go in and hidden states come out there."""
         return self.embed_weight.device
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All that it lies on, `device` first."""
+        return tuple(dict.fromkeys([self.device, *(each.device for each in self.model.parameters())]))
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:

@@ -136,7 +136,7 @@ class _Training:
         self._evaluation: EvaluationWorker | None = None
         if evaluate and parts.settings.training.evaluate_every is not None and parts.held_out:
             self._evaluation = EvaluationWorker(
-                parts.placement.targets[0], self._judge_step, parts.cpu_threads, self._abort
+                parts.placement.target_groups[0], self._judge_step, parts.cpu_threads, self._abort
             )
         self._queues: list[OrderedQueue[Batch]] = []
         self.steps_done = self._first
@@ -196,19 +196,19 @@ class _Training:
         workers: list[Worker] = [
             TargetWorker(
                 index,
-                device=device,
-                source=parts.features_on(device),
+                devices=devices,
+                source=parts.features_on(devices[0]),
                 assignments=assignments,
                 queues=self._queues,
                 drafter_devices=drafters,
                 maker=parts.maker,
-                recorded=parts.recorded_shapes(device),
+                recorded=parts.recorded_shapes(devices[0]),
                 gate=gate,
                 meter=self._meter.targets[index],
                 cpu_threads=parts.cpu_threads,
                 abort=self._abort,
             )
-            for index, device in enumerate(parts.placement.targets)
+            for index, devices in enumerate(parts.placement.target_groups)
         ]
         workers += [
             DrafterWorker(

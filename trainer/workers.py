@@ -37,9 +37,13 @@ from trainer.transfer import send
 class Worker(threading.Thread, abc.ABC):
     """A named thread whose exception goes to `abort`. Threads are daemons: a hung one cannot keep the process alive."""
 
-    def __init__(self, name: str, device: torch.device, cpu_threads: int, abort: Abort) -> None:
+    def __init__(
+        self, name: str, device: torch.device, cpu_threads: int, abort: Abort, *, others: Sequence[torch.device] = ()
+    ) -> None:
+        """`others`: more devices that this thread works on."""
         super().__init__(name=name, daemon=True)
         self.device = device
+        self._others = others
         self._cpu_threads = cpu_threads
         self._abort = abort
 
@@ -48,7 +52,7 @@ class Worker(threading.Thread, abc.ABC):
         try:
             # a per-thread value in OpenMP, and one that compiled code is guarded on: set once, here
             torch.set_num_threads(self._cpu_threads)
-            with own_device(self.device):
+            with own_device(self.device, *self._others):
                 self.work()
         except BaseException as error:  # whatever ends a worker must end the run
             self._abort.fail(self.name, error)
@@ -112,15 +116,15 @@ class BatchMaker:
 class TargetWorker(Worker):
     """Makes batches until all are assigned, or every drafter has stopped.
 
-    `recorded`: the batch shapes [rows, tokens] for which the target's forward is captured in CUDA graphs, inside the
-    gate; none of them: it stays eager.
+    `devices`: the target's; hidden states come out on the first. `recorded`: the batch shapes [rows, tokens] for which
+    the target's forward is captured in CUDA graphs, inside the gate; none of them: it stays eager.
     """
 
     def __init__(
         self,
         index: int,
         *,
-        device: torch.device,
+        devices: Sequence[torch.device],
         source: FeatureSource,
         assignments: Assignments,
         queues: list[OrderedQueue[Batch]],
@@ -132,7 +136,7 @@ class TargetWorker(Worker):
         cpu_threads: int,
         abort: Abort,
     ) -> None:
-        super().__init__(f"target-{index}", device, cpu_threads, abort)
+        super().__init__(f"target-{index}", devices[0], cpu_threads, abort, others=devices[1:])
         self._meter = meter
         self._source = source
         self._assignments = assignments

@@ -35,10 +35,12 @@ class Workload(Model):
     """Drafter replicas, one thread each."""
     target_workers: Count = 1
     """Threads that produce hidden states."""
+    target_gpus: Count = 1
+    """GPUs that one target's layers are spread over, where it is too large for one; needs target_forward: eager."""
     drafter_devices: Literal["auto"] | Devices = "auto"
     """auto, or one of cpu, cuda:N for each drafter."""
     target_devices: Literal["auto"] | Devices = "auto"
-    """auto, or one of cpu, cuda:N for each target worker."""
+    """auto, or one of cpu, cuda:N for each target worker; target_gpus of them for each, in the order of the layers."""
     dtype: Dtype = "bfloat16"
     """The drafter's parameters and activations."""
     target_dtype: Dtype = "bfloat16"
@@ -94,10 +96,20 @@ class Workload(Model):
     @classmethod
     def _one_for_each(cls, devices: tuple[str, ...] | str, info: ValidationInfo) -> tuple[str, ...] | str:
         threads = "drafter_threads" if info.field_name == "drafter_devices" else "target_workers"
-        count = info.data.get(threads, len(devices))
-        if devices != "auto" and len(devices) != count:
-            raise ValueError(f"names {len(devices)} devices, {threads} is {count}; one entry for each")
+        count, each = info.data.get(threads), info.data.get("target_gpus", 1) if threads == "target_workers" else 1
+        if devices != "auto" and count is not None and len(devices) != count * each:
+            entries = "one entry for each" if each == 1 else f"{each} entries for each (target_gpus)"
+            raise ValueError(f"names {len(devices)} devices, {threads} is {count}; {entries}")
         return devices
+
+    @model_validator(mode="after")
+    def _no_graph_over_several(self) -> Workload:
+        if self.target_gpus > 1 and self.target_forward != "eager":
+            raise ValueError(
+                f"target_gpus is {self.target_gpus}: a forward over several GPUs is in no CUDA graph; "
+                "set target_forward: eager"
+            )
+        return self
 
     @field_validator("layer_types")
     @classmethod

@@ -13,7 +13,16 @@ from trainer.settings import RESERVED_VARIABLES, settings_from_json
 
 SMALL = "version: 1\nworkload: {target: t, mask_token: m}\ntraining: {steps: 5}\n"
 COUNTS = [
-    *("drafter_threads", "target_workers", "anchors", "batch_size", "accumulation", "draft_layers", "draft_ffn"),
+    *(
+        "drafter_threads",
+        "target_workers",
+        "target_gpus",
+        "anchors",
+        "batch_size",
+        "accumulation",
+        "draft_layers",
+        "draft_ffn",
+    ),
     *("canary_steps", "rehearsal_steps", "canary_timeout_s", "steps", "prompt_count", "answer_tokens", "answer_batch"),
     *("evaluation_tokens", "evaluate_every", "checkpoint_every", "log_every"),
     "endpoint_concurrency",

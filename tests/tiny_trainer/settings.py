@@ -87,6 +87,7 @@ class Workload:
     gpus: str | list[Any] = "all"
     drafter_threads: int = 1
     target_workers: int = 1
+    target_gpus: int = 1
     drafter_devices: str | list[str] = "auto"
     target_devices: str | list[str] = "auto"
     dtype: str = "bfloat16"
@@ -166,6 +167,7 @@ _WORKLOAD: dict[str, Check] = {
     "gpus": _list("all", _text_or_id),
     "drafter_threads": _integer(1),
     "target_workers": _integer(1),
+    "target_gpus": _integer(1),
     "drafter_devices": _list("auto", _text),
     "target_devices": _list("auto", _text),
     "dtype": _one_of("float32", "bfloat16"),
@@ -241,7 +243,10 @@ def _table(kind: type[T], checks: dict[str, Check], raw: Any, where: str) -> T:
 
 
 def _devices(workload: Workload) -> None:
-    for key, count in (("drafter", workload.drafter_threads), ("target", workload.target_workers)):
+    for key, count in (
+        ("drafter", workload.drafter_threads),
+        ("target", workload.target_workers * workload.target_gpus),
+    ):
         devices = getattr(workload, f"{key}_devices")
         if devices != "auto" and len(devices) != count:
             where = f"workload.{key}_devices"

@@ -15,6 +15,7 @@ from .settings import AUTO, STRATEGIES, Settings
 SHAPES = (
     "drafter_threads",
     "target_workers",
+    "target_gpus",
     "drafter_devices",
     "target_devices",
     "dtype",

@@ -31,7 +31,9 @@ def run(script: str, *options: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("script", ["gpu_steps.py", "gpu_speed.py", "gpu_several.py", "gpu_placements.py"])
+@pytest.mark.parametrize(
+    "script", ["gpu_steps.py", "gpu_speed.py", "gpu_several.py", "gpu_placements.py", "gpu_gate.py"]
+)
 def test_it_runs_and_prints_its_table(script: str) -> None:
     table = [line for line in run(script).splitlines() if line.startswith("|")]
     assert len(table) > 2

@@ -33,7 +33,7 @@ def batch(seed: int, rows: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor
 def test_replays_are_the_eager_forward(
     tiny_target: Path, tmp_path: Path, layers: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    target = Target.load(tiny_target, GPU, dtype, layers, tmp_path)
+    target = Target.load(tiny_target, [GPU], dtype, layers, tmp_path)
     batches = [batch(seed, *SHAPES[seed % 2]) for seed in range(8)]
     gate = Gate(2, Abort())
 
@@ -61,7 +61,7 @@ def test_replays_are_the_eager_forward(
 
 
 def test_a_graph_that_reads_elsewhere_is_refused(tiny_target: Path, tmp_path: Path) -> None:
-    target = Target.load(tiny_target, GPU, torch.float32, (0, 2), tmp_path)
+    target = Target.load(tiny_target, [GPU], torch.float32, (0, 2), tmp_path)
     eager = target.features
 
     def frozen(input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -183,7 +183,7 @@ def test_what_is_on_disk_is_what_the_target_says(offline: Any, tiny_target: Path
     assert (index["target_layer_ids"], index["dtype"], index["rows"]) == ([1, 3], "float32", 10)
     told = json.loads((tmp_path / "prepared" / "prepare.json").read_text())["hidden_states"]
     assert told == {"rows": 10, "tokens": index["tokens"], "bytes": index["tokens"] * 2 * 32 * 4}
-    target = Target.load(tiny_target, torch.device("cpu"), torch.float32, (1, 3), tmp_path / "cache")
+    target = Target.load(tiny_target, [torch.device("cpu")], torch.float32, (1, 3), tmp_path / "cache")
     for row in range(10):
         rows = parts.data.collate([row])
         found = parts.states.features_of(rows)

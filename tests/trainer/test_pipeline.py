@@ -113,6 +113,7 @@ def test_what_a_run_writes(out: Path, make_settings: Any, prepared_folder: Path)
     [
         {"drafter_threads": 3, "target_workers": 2, "batch_size": 3, "buckets": [20, 32]},
         {"drafter_threads": 2, "target_workers": 2, "accumulation": 2, "batch_size": 2},
+        {"target_workers": 2, "target_gpus": 2, "target_forward": "eager"},
         {"drafter_threads": 1, "dtype": "bfloat16", "target_dtype": "bfloat16"},
     ],
 )
@@ -298,6 +299,21 @@ def test_placement() -> None:
     assert placed(2, target_devices=["cuda:0"]) == (["cuda:0"], ["cuda:0"])
     with pytest.raises(InputError, match="cuda:0 to cuda:1"):
         placed(2, drafter_devices=["cuda:2"])
+    wide = {"target_gpus": 2, "target_forward": "eager"}
+    assert placed(4, drafter_threads=2, **wide) == (["cuda:0", "cuda:1"], ["cuda:2"])
+    assert placed(4, target_workers=3, **wide)[1] == ["cuda:2", "cuda:0", "cuda:2"]
+    assert placed(4, target_devices=["cuda:1", "cuda:3"], **wide)[1] == ["cuda:1"]
+    for devices, words in (
+        (["cuda:1", "cuda:1"], "names a GPU twice"),
+        (["cuda:1"], "1 devices for 2 threads"),
+        (["cuda:1", "cuda:2", "cuda:1", "cuda:3"], "begin on the same GPU"),
+    ):
+        with pytest.raises(InputError, match=words):
+            placed(4, target_devices=devices, target_workers=(len(devices) + 1) // 2, **wide)
+    with pytest.raises(InputError, match="at most 1"):
+        placed(1, **wide)
+    with pytest.raises(InputError, match="target_forward: eager"):
+        placed(4, target_gpus=2)
     with pytest.raises(InputError, match="require_cuda: false"):
         placed(0)
 

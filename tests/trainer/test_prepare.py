@@ -55,7 +55,7 @@ def test_rows_are_template_prompt_and_greedy_answer(prepared_folder: Path, tiny_
 
 
 def test_answers_end_with_the_end_token(tiny_target: Path, tmp_path: Path) -> None:
-    target = Target.load(tiny_target, torch.device("cpu"), torch.float32, (0,), tmp_path)
+    target = Target.load(tiny_target, [torch.device("cpu")], torch.float32, (0,), tmp_path)
     prompts = [[2, 4, 9, 5], [2, 4, 20, 21, 22, 5]]
     engine = TransformersEngine(target, 8, 2)
 

@@ -206,10 +206,10 @@ def test_settings_with_a_strategy_that_cannot_run_are_refused() -> None:
     gpu = torch.device("cuda:0")
     workload = replace(Workload(target="x", mask_token=0, block_size=4), strategy="reduce-overhead-trees")
     with pytest.raises(InputError, match="two threads on cuda:0") as refused:
-        strategy_of(workload, Placement((gpu, gpu), (gpu,)))
+        strategy_of(workload, Placement((gpu, gpu), ((gpu,),)))
     assert refused.value.where == "workload.strategy"
     assert "whole-step" in refused.value.fix and "trees" not in refused.value.fix
-    assert strategy_of(replace(workload, strategy="whole-step"), Placement((gpu, gpu), (gpu,))).name == "whole-step"
+    assert strategy_of(replace(workload, strategy="whole-step"), Placement((gpu, gpu), ((gpu,),))).name == "whole-step"
 
 
 def test_a_failed_capture_is_told_by_its_first_error() -> None:

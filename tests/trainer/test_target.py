@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def load(path: Path, layers: tuple[int, ...], cache: Path) -> Target:
-    return Target.load(path, CPU, torch.float32, layers, cache)
+    return Target.load(path, [CPU], torch.float32, layers, cache)
 
 
 @pytest.fixture

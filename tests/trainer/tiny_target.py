@@ -15,10 +15,10 @@ TEMPLATE = (
 )
 
 
-def build_tiny_target(folder: Path, *, layers: int = 5, hidden_size: int = 32, seed: int = 3) -> Path:
-    """Write the target into `folder`: 48 tokens, `layers` layers of four heads, greedy answers that repeat."""
+def save_tiny_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of 48 tokens, `SPECIAL` before `WORDS`, with a chat template."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     raw = Tokenizer(models.WordLevel({word: index for index, word in enumerate(SPECIAL + WORDS)}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -28,6 +28,13 @@ def build_tiny_target(folder: Path, *, layers: int = 5, hidden_size: int = 32, s
     )
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
+
+
+def build_tiny_target(folder: Path, *, layers: int = 5, hidden_size: int = 32, seed: int = 3) -> Path:
+    """Write the target into `folder`: 48 tokens, `layers` layers of four heads, greedy answers that repeat."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    save_tiny_tokenizer(folder)
     config = LlamaConfig(
         vocab_size=len(SPECIAL) + len(WORDS),
         hidden_size=hidden_size,

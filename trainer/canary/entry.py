@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 from trainer.abort import Abort
@@ -69,7 +70,7 @@ def _timed(parts: Parts, evidence: Evidence) -> Throughput | None:
         why = explained(failed, parts.settings) or told_whole(failed)
         evidence.add(Check("throughput", None, Outcome.FAIL, why))
         return None
-    judge_health([*parts.placement.drafters, *parts.placement.targets], evidence)
+    judge_health([*parts.placement.drafters, *chain(*parts.placement.target_groups)], evidence)
     return speed
 
 

@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ _VERSION = 1
 _SHAPES = (
     "drafter_threads",
     "target_workers",
+    "target_gpus",
     "drafter_devices",
     "target_devices",
     "dtype",
@@ -110,7 +112,7 @@ def table_key(settings: Settings, drafter: DrafterConfig) -> str:
 
 def _devices(placement: Placement) -> list[dict[str, Any]]:
     """Each device that is used: its name and how many threads it has."""
-    drafters, targets = Counter(placement.drafters), Counter(placement.targets)
+    drafters, targets = Counter(placement.drafters), Counter(chain(*placement.target_groups))
     used = sorted({*drafters, *targets}, key=str)
     return [
         {
