@@ -1,9 +1,10 @@
 """Is every fault stopped on this machine? `python benchmarks/regressions.py NAME [--jobs N] [--clean N] [FAULT ...]`.
 
-Builds the trainer with each patch of tests/regressions that this machine can show (all of them, or the ones named),
-runs its real canary, `--jobs` of them side by side, and keeps in benchmarks/results/NAME what stopped each, and its
-words. `--clean N` runs N canaries of the trainer as it is in the same way and counts false alarms. Exits with 1 where
-a fault was not stopped, or a clean canary was.
+Builds the trainer with each patch of tests/regressions that this machine can show (on a GPU: all that concern CUDA; or
+the ones named), runs its real canary, `--jobs` of them side by side, and keeps in benchmarks/results/NAME what stopped
+each, and its words. A fault's canary runs on as many GPUs as the table says, no more: two threads that share none may
+have nothing to fight over. `--clean N` runs N canaries of the trainer as it is, on all GPUs, and counts false alarms.
+Exits with 1 where a fault was not stopped, or a clean canary was.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch
 
-from tests.regressions.fault import Check, Fault
+from tests.regressions.fault import Fault
 from tests.regressions.faults import FAULTS
 from tests.regressions.harness import (
     Canary,
@@ -50,16 +51,19 @@ SOURCES = [
     *(fault.patch.relative_to(ROOT).as_posix() for fault in FAULTS),
 ]
 CUDA = torch.cuda.is_available()
+# as CUDA_VISIBLE_DEVICES names them
+_NAMED = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+GPUS = _NAMED or [str(index) for index in range(torch.cuda.device_count())]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One canary. `fault` is None for a clean one; `unlike` says where it ended otherwise than the table says.
-
-    `broke`: why its first process was set aside (None: there was one only).
+    """One canary, on so many `gpus`. `fault` is None for a clean one; `unlike` says where it ended otherwise than the
+    table says. `broke`: why its first process was set aside (None: there was one only).
     """
 
     fault: str | None
+    gpus: int
     rules: list[str]
     outcome: str
     checks: list[str]
@@ -70,15 +74,24 @@ class Row:
     broke: str | None
 
 
+@dataclass(frozen=True)
+class _Slot:
+    """Room for one canary: CPUs of its own, and the GPUs, those first that few others begin with."""
+
+    cpus: list[int]
+    gpus: list[str]
+
+
 class Bench:
     """The folder of one measurement, and the machine's CPUs dealt out to `jobs` canaries at a time."""
 
     def __init__(self, work: Path, out: Path, jobs: int) -> None:
         self._work, self._out, self._jobs = work, out, jobs
         cpus = sorted(os.sched_getaffinity(0))
-        self._slots: queue.Queue[OwnProcess] = queue.Queue()
+        self._slots: queue.Queue[_Slot] = queue.Queue()
         for index in range(jobs):
-            self._slots.put(OwnProcess(cpus[index::jobs] or cpus))
+            first = index % len(GPUS) if GPUS else 0
+            self._slots.put(_Slot(cpus[index::jobs] or cpus, [*GPUS[first:], *GPUS[:first]]))
         self.rows: list[Row] = []
         self._clean = build_with([], work / "clean" / "tree")
         self._base = prepared_settings(OwnProcess(cpus), self._clean.tree, work / "workload", cuda=CUDA)
@@ -86,28 +99,29 @@ class Bench:
     def clean(self, number: int) -> None:
         """One canary of the trainer as it is."""
         name = f"clean-{number}"
-        canary = self._canary(name, self._clean.tree, self._base)
-        self._keep(_row(None, [], canary, good=not canary.stops, unlike=None), name, canary)
+        canary = self._canary(name, self._clean.tree, self._base, len(GPUS))
+        self._keep(_row(None, len(GPUS), [], canary, good=not canary.stops, unlike=None), name, canary)
 
     def fault(self, fault: Fault) -> None:
         """Build, static check and canary of one fault."""
         release = build_with([fault.patch], self._work / fault.name / "tree")
         findings = findings_of(release)
         expected = fault.cuda if CUDA else fault.cpu
-        canary = self._canary(fault.name, release.tree, settings_for(fault, self._base))
+        canary = self._canary(fault.name, release.tree, settings_for(fault, self._base), fault.gpus)
         unlike = wrong_in_check(fault.rule, findings)
         if unlike is None and expected is not None:
             unlike = wrong_in_canary(expected, canary)
         rules = sorted({finding.rule for finding in findings})
-        good = canary.stops or any(finding.blocks for finding in findings)
-        self._keep(_row(fault.name, rules, canary, good=good, unlike=unlike), fault.name, canary)
+        good = (canary.stops and not canary.refused) or any(finding.blocks for finding in findings)
+        gpus = fault.gpus if CUDA else 0
+        self._keep(_row(fault.name, gpus, rules, canary, good=good, unlike=unlike), fault.name, canary)
 
-    def _canary(self, name: str, root: Path, settings: dict[str, Any]) -> Canary:
+    def _canary(self, name: str, root: Path, settings: dict[str, Any], gpus: int) -> Canary:
         work = self._work / name / "canary"
         work.mkdir(parents=True)
         slot = self._slots.get()
         try:
-            return run_canary(slot, root, settings, work)
+            return run_canary(OwnProcess(slot.cpus, slot.gpus[:gpus]), root, settings, work)
         finally:
             self._slots.put(slot)
             for out in work.glob("out*"):
@@ -130,9 +144,10 @@ class Bench:
                 done.result()
 
 
-def _row(fault: str | None, rules: list[str], canary: Canary, *, good: bool, unlike: str | None) -> Row:
+def _row(fault: str | None, gpus: int, rules: list[str], canary: Canary, *, good: bool, unlike: str | None) -> Row:
     return Row(
         fault=fault,
+        gpus=gpus,
         rules=rules,
         outcome="no evidence" if canary.evidence is None else str(canary.evidence["outcome"]),
         checks=sorted({str(each["id"]) for each in canary.bad}),
@@ -176,22 +191,21 @@ def _chosen(names: Sequence[str]) -> list[Fault]:
     known = {fault.name: fault for fault in FAULTS}
     if unknown := [name for name in names if name not in known]:
         sys.exit(f"no such fault: {', '.join(unknown)}; known are {', '.join(known)}")
-    able = [fault for fault in FAULTS if _here(fault) is not None]
-    return [known[name] for name in names] or able
+    if few := [name for name in names if not _here(known[name])]:
+        sys.exit(f"this machine cannot show {', '.join(few)}: see tests/regressions/README.md")
+    return [known[name] for name in names] or [fault for fault in FAULTS if _here(fault)]
 
 
-def _here(fault: Fault) -> Check | None:
-    if CUDA:
-        return fault.cuda if torch.cuda.device_count() >= fault.gpus else None
-    return fault.cpu
+def _here(fault: Fault) -> bool:
+    return 0 < fault.gpus <= len(GPUS) if CUDA else fault.cpu is not None
 
 
 def _write(out: Path, rows: Sequence[Row], seconds: float) -> None:
     faults, clean = [row for row in rows if row.fault is not None], [row for row in rows if row.fault is None]
     (out / "regressions.json").write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
-    lines = ["| fault | stopped | rules | canary | checks | message | s |", "|---|---|---|---|---|---|---|"]
+    lines = ["| fault | GPUs | stopped | rules | canary | checks | message | s |", "|---|---|---|---|---|---|---|---|"]
     lines += [
-        f"| `{row.fault}` | {'yes' if row.good else '**no**'} | {', '.join(row.rules)} | {row.outcome} "
+        f"| `{row.fault}` | {row.gpus} | {'yes' if row.good else '**no**'} | {', '.join(row.rules)} | {row.outcome} "
         f"| {', '.join(row.checks)} | {_cell(row.message)} | {row.seconds} |"
         for row in faults
     ]

@@ -245,7 +245,7 @@ class Threads:
         node = place.node
         if not isinstance(node, ast.Call):
             return False
-        if place.module.name(node.func) in {"torch.compile", "torch.cuda.graph"}:
+        if place.module.name(node.func) in _MAKERS:
             return True
         return any(isinstance(value, Compiled) for value in self.flow.values(place.module, node.func))
 
@@ -291,6 +291,13 @@ _ELSEWHERE = (
     "torch.multiprocessing.",
     "weakref.",
 )
+_MAKERS = {
+    "torch.compile",
+    "torch.cuda.graph",
+    "torch.cuda.graphs.graph",
+    "torch.cuda.make_graphed_callables",
+    "torch.cuda.graphs.make_graphed_callables",
+}
 _GRAPH_WORDS = ("reduce-overhead", "max-autotune", "triton.cudagraphs")
 _HINTS = ("threading", "_thread", "submit", "run_in_executor", "to_thread", "ThreadPool")
 

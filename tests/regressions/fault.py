@@ -24,7 +24,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Check:
-    """A check of the canary that fails, or (`inconclusive`) finds that nothing would be proved, or only `warns`.
+    """A check of the canary that fails, or (`inconclusive`) finds that nothing would be proved.
 
     `says` is part of its summary. `alone`: every other check that the canary came to passes. `races`: checks that may
     say it instead, where it hangs on timing which is first. `dies`: or a signal ends the process before it wrote any
@@ -35,22 +35,31 @@ class Check:
     says: str
     alone: bool = True
     inconclusive: bool = False
-    warns: bool = False
     races: tuple[str, ...] = ()
     dies: bool = False
 
     @property
     def outcome(self) -> str:
         """What the evidence calls it."""
-        return "warn" if self.warns else "inconclusive" if self.inconclusive else "fail"
+        return "inconclusive" if self.inconclusive else "fail"
+
+
+@dataclass(frozen=True)
+class NoFault:
+    """`why` no patch makes a check fail, and the `test` in tests/trainer that shows it failing: FILE::FUNCTION."""
+
+    why: str
+    test: str
 
 
 @dataclass(frozen=True)
 class Fault:
     """`patches/NAME.patch`. `what` it does and what a user would have `lost`: a line each.
 
-    `cpu` and `cuda` are what the canary says there, None where the machine cannot show the fault (`cuda` wants `gpus`
-    of them). A rule may stop the build before: then it is what would stop it, were the rule not there.
+    `cpu` and `cuda` are what the canary says there. A rule may stop the build before: then it is what would stop it,
+    were the rule not there. `cpu` is None where no CPU can show the fault. `gpus` is 0 where the fault does not concern
+    CUDA, else how many GPUs its canary runs on; `cuda` is None there until somebody has seen what the canary says: only
+    that the fault is stopped is then asked, and benchmarks/regressions.py records the words.
     `workload` overrides the smallest workload; a fault of compiled code names its strategy there.
     """
 
@@ -60,13 +69,18 @@ class Fault:
     rule: Rule | None = None
     cpu: Check | None = None
     cuda: Check | None = None
-    gpus: int = 1
+    gpus: int = 0
     workload: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def patch(self) -> Path:
         """The patch's file."""
         return PATCHES / f"{self.name}.patch"
+
+    @property
+    def refused(self) -> bool:
+        """Whether a rule or a check ends the deploy: a warning goes on."""
+        return (self.rule is not None and not self.rule.warns) or self.cpu is not None or self.cuda is not None
 
     @property
     def compiles(self) -> bool:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from tests.regressions.fault import Check, Fault, Rule
+from tests.regressions.fault import Check, Fault, NoFault, Rule
 
 _RO = {"strategy": "reduce-overhead"}
 _WHOLE = {"strategy": "whole-step"}
 _BF16 = {"dtype": "bfloat16"}
-_ONE_GPU = {"drafter_devices": ["cuda:0", "cuda:0"]}
-"""Between GPUs another exchange does the work."""
 
 _COMPILE = (
     Fault(
@@ -30,6 +28,7 @@ _COMPILE = (
         what="leaves CUDAGraph Trees on in worker threads",
         lost="every worker, at its first step (torch up to 2.12)",
         cuda=Check("worker", "AssertionError", alone=False),
+        gpus=1,
         workload=_RO,
     ),
     Fault(
@@ -38,6 +37,7 @@ _COMPILE = (
         lost="every worker, at its first capture",
         rule=Rule("private-tls-stash", "private thread-local stash"),
         cuda=Check("worker", "", alone=False, dies=True),
+        gpus=1,
         workload=_RO,
     ),
     Fault(
@@ -45,6 +45,7 @@ _COMPILE = (
         what="trees on, their Python-level state filled in each worker, workers one by one: the second fix that failed",
         lost="every worker, in its first backward, where autograd has threads of its own (ours keep it in the worker)",
         rule=Rule("private-tls-stash", "thread-local state by hand"),
+        gpus=1,
         workload=_RO,
     ),
     Fault(
@@ -52,12 +53,14 @@ _COMPILE = (
         what="switches the trees off in the main thread's configuration",
         lost="every worker, from torch 2.12 on: it does not see that value",
         rule=Rule("trees-config-outside-worker", "holds for the thread"),
+        gpus=1,
     ),
     Fault(
         "recompile-limit-in-the-main-thread",
         what="raises the recompile limit in the main thread's configuration",
         lost="compiled steps, in silence, in workers that need more than 8",
-        rule=Rule("config-outside-worker", "holds for the", warns=True),
+        rule=Rule("config-outside-worker", "holds for the"),
+        gpus=1,
     ),
     Fault(
         "compiles-without-gate",
@@ -65,6 +68,7 @@ _COMPILE = (
         lost="workers, at random: 2 of 4 died on one GPU",
         rule=Rule("compile-outside-gate", "outside any gate", alone=False),
         cpu=Check("compile_gate", "began outside the gate", alone=False),
+        gpus=1,
         workload=_RO,
     ),
     Fault(
@@ -73,6 +77,7 @@ _COMPILE = (
         lost="another worker's capture, or this compile",
         rule=Rule("compile-outside-gate", "outside any gate"),
         cpu=Check("compile_gate", "began outside the gate"),
+        gpus=1,
         workload=_RO,
     ),
     Fault(
@@ -81,11 +86,12 @@ _COMPILE = (
         lost="the run: gradients wrong by 1.5, and nothing says so",
         rule=Rule("size-asserts-off", "only check that a replayed graph still has its own weights"),
         cpu=Check("code_objects", "it runs another's", alone=False),
+        gpus=1,
         workload=_RO,
     ),
     Fault(
         "worker-without-device",
-        what="workers never make their GPU the current one",
+        what="workers make neither their GPU the current one nor a stream of it (a stream alone would do)",
         lost="stale outputs on every GPU but the first, with a UserWarning",
         rule=Rule("worker-without-device", "never sets its device"),
         gpus=2,
@@ -95,24 +101,28 @@ _COMPILE = (
         what="each worker seeds the process's default generators at every step",
         lost="random numbers that differ: every thread draws the same ones again",
         rule=Rule("global-seed-in-worker", "default generators of the whole process"),
+        gpus=1,
     ),
     Fault(
         "synchronises-the-device",
         what="each worker waits for its whole device before a step",
         lost="captures of other workers on that GPU",
-        rule=Rule("device-synchronize-in-worker", "waits for all streams of the device", warns=True),
+        rule=Rule("device-synchronize-in-worker", "waits for all streams of the device"),
+        gpus=1,
     ),
     Fault(
         "marks-steps",
         what="each worker marks its steps for CUDAGraph Trees",
         lost="with trees: another worker's graph, between its forward and its backward",
         rule=Rule("mark-step-in-thread", "marks a step for the whole process"),
+        gpus=1,
     ),
     Fault(
         "resets-the-compiler",
         what="a worker that ends resets the compiler",
         lost="the compiled code of all other workers, in the middle of the run",
         rule=Rule("global-reset-in-worker", "resets the compiler of the whole process"),
+        gpus=1,
     ),
     Fault(
         "one-code-object-compiled",
@@ -121,6 +131,7 @@ _COMPILE = (
         rule=Rule("shared-code-object", "compiles the same code object", warns=True),
         cpu=Check("code_objects", "it runs another's"),
         cuda=Check("worker", "", alone=False),
+        gpus=1,
         workload=_RO,
     ),
     Fault(
@@ -128,18 +139,21 @@ _COMPILE = (
         what="errors of the compiler become eager calls",
         lost="compiled steps and their graphs, in silence",
         rule=Rule("silent-eager", "turns an error of the compiler into an eager call"),
+        gpus=1,
     ),
     Fault(
         "compiles-the-update",
         what="the update is compiled with CUDA graphs and without trees",
         lost="the first update: it happens twice",
         rule=Rule("compiled-optimizer-step", "the first call runs it for real"),
+        gpus=1,
     ),
     Fault(
         "graphs-off",
         what="the strategy with CUDA graphs compiles without them",
         lost="the speed that was chosen, in silence",
         cuda=Check("cuda_graphs", "replays"),
+        gpus=1,
         workload=_RO,
     ),
     Fault(
@@ -148,36 +162,50 @@ _COMPILE = (
         lost="the run: graphs go on with the old weights",
         rule=Rule("weights-moved-after-capture", "gives a module other memory"),
         cpu=Check("worker", "", alone=False),
+        gpus=1,
     ),
     Fault(
         "keeps-outputs",
         what="every step's output is kept for later",
         lost="all but the last: a graph writes each into the same memory",
         rule=Rule("output-kept-across-steps", "keeps an output of a CUDA graph"),
+        gpus=1,
     ),
     Fault(
         "captures-in-the-global-mode",
         what="the update is captured in CUDA's global mode",
         lost="the capture, at any allocation of any thread",
-        rule=Rule("global-capture-mode", "global mode", warns=True),
+        rule=Rule("global-capture-mode", "global mode"),
+        gpus=1,
     ),
     Fault(
         "warm-up-update-kept",
         what="warm-up takes an update for real and does not take it back",
         lost="the start: one update on a blank batch is in it",
         cpu=Check("warm_up", "an update of it was kept"),
+        gpus=1,
     ),
     Fault(
         "warm-up-moments-kept",
         what="the optimiser remembers the update of its warm-up",
         lost="the first steps",
         cpu=Check("warm_up", "is not zero after warm-up", alone=False),
+        gpus=1,
     ),
     Fault(
         "gate-lets-all-in",
         what="the gate lets go of its lock before a worker builds",
         lost="workers, at random: captures break each other",
         cpu=Check("compile_gate", "began outside the gate", alone=False),
+        gpus=1,
+        workload=_RO,
+    ),
+    Fault(
+        "gate-for-each-device",
+        what="each GPU has a gate of its own (without one, each worker): one captures while others allocate and wait",
+        lost="workers, at random: what compiles, and the capture that may be underway, are the whole process's",
+        cpu=Check("compile_gate", "began outside the gate", alone=False),
+        gpus=2,
         workload=_RO,
     ),
     Fault(
@@ -185,6 +213,7 @@ _COMPILE = (
         what="the graphs of all workers share one memory pool",
         lost="the numbers: one worker's graph writes over another's",
         cuda=Check("graph_pools", "private pools of graphs for"),
+        gpus=1,
         workload=_WHOLE,
     ),
     Fault(
@@ -193,6 +222,14 @@ _COMPILE = (
         lost="workers that capture meanwhile; and no run can be repeated",
         rule=Rule("default-generator-draw", "draws from a default generator"),
         cpu=Check("generators", "was drawn from", alone=False),
+        gpus=1,
+    ),
+    Fault(
+        "draws-weights-to-load-over",
+        what="each replica's layers draw weights from the default generator where they are built, and load over them",
+        lost="workers that capture meanwhile; and no run can be repeated",
+        cpu=Check("generators", "was drawn from"),
+        gpus=1,
     ),
     Fault(
         "draws-in-warm-up",
@@ -200,19 +237,30 @@ _COMPILE = (
         lost="workers that capture meanwhile, at random",
         cpu=Check("generators", "its warm-up drew from the default generator of cpu"),
         cuda=Check("generators", "its warm-up drew from the default generator of cuda:"),
+        gpus=1,
     ),
     Fault(
         "shared-code-object",
         what="all workers compile one code object",
         lost="a worker trains on another's weights",
         cpu=Check("code_objects", "it runs another's", alone=False),
+        gpus=1,
         workload=_RO,
+    ),
+    Fault(
+        "recompile-limit-of-all-workers",
+        what="one code object over all devices and shapes, with a limit of one compile that is no error",
+        lost="compiled steps and their graphs, of every shape but the first and every GPU but the first",
+        cpu=Check("code_objects", "it runs another's", alone=False),
+        gpus=2,
+        workload={**_RO, "buckets": [64, 128]},
     ),
     Fault(
         "recompiles-in-silence",
         what="the step counts its calls in a Python number, and nothing forbids to compile again",
         lost="all but the first steps: each compiles anew, then none is compiled",
         cpu=Check("recompiles", "compiles in the steady phase"),
+        gpus=1,
         workload={"strategy": "default"},
     ),
     Fault(
@@ -220,6 +268,7 @@ _COMPILE = (
         what="graphs are captured at the first step, when all workers run",
         lost="the capture of some workers, or of all",
         cuda=Check("cuda_graphs", "", alone=False, races=("worker",)),
+        gpus=1,
         workload=_WHOLE,
     ),
 )
@@ -289,6 +338,7 @@ _STEP = (
         what="inputs held for the graphs are not written again",
         lost="every sample but the first one's",
         cpu=Check("loss", "worst in loss", alone=False),
+        gpus=1,
         workload=_RO,
     ),
     Fault(
@@ -314,6 +364,7 @@ _STEP = (
         what="the kernel of the loss on a GPU takes 0.9 from the label's probability, not 1",
         lost="a tenth of every gradient towards the right word",
         cuda=Check("gradients", "worst in"),
+        gpus=1,
     ),
     Fault(
         "wrong-gradient-one-worker",
@@ -351,6 +402,7 @@ _STEP = (
         what="what a graph gives back is not copied",
         lost="the reported loss: every micro-batch of a step shows the last one's",
         cuda=Check("reported_loss", "copy what a graph gives back"),
+        gpus=1,
         workload={**_RO, "accumulation": 2},
     ),
 )
@@ -381,14 +433,14 @@ _EXCHANGE = (
         what="gradients are summed without waiting for the stream that computes them",
         lost="the samples of whoever is late, at random",
         cuda=Check("exchange", "worst in", alone=False),
-        workload=_ONE_GPU,
+        gpus=1,
     ),
     Fault(
         "updates-without-waiting",
         what="a worker takes its update without waiting for the sums of the others' streams",
         lost="equal replicas, at random",
         cuda=Check("parameters", "worst in", alone=False, races=("replicas",)),
-        workload=_ONE_GPU,
+        gpus=1,
     ),
     Fault(
         "leader-does-not-wait",
@@ -460,6 +512,7 @@ _UPDATE = (
         what="parameters get new memory after the step was built over the old one",
         lost="every update: optimiser and graphs go on with the old memory",
         cpu=Check("worker", "is not where it was when the step was built", alone=False),
+        gpus=1,
     ),
     Fault(
         "rate-set-once",
@@ -478,6 +531,7 @@ _UPDATE = (
         what="the update takes the learning rate as a number",
         lost="the capture of the update; or, captured, a rate that never changes",
         cuda=Check("worker", "could not be captured", alone=False),
+        gpus=1,
         workload=_WHOLE,
     ),
     Fault(
@@ -485,6 +539,7 @@ _UPDATE = (
         what="the kernel of the update on a GPU does not clip",
         lost="the run, at its first bad batch",
         cuda=Check("parameters", "worst in"),
+        gpus=1,
         workload=_BF16,
     ),
     Fault(
@@ -557,6 +612,7 @@ _RUN = (
         what="a copy of every step's gradients is kept",
         lost="the run, out of memory after hours",
         cuda=Check("memory", "bytes more after step"),
+        gpus=1,
     ),
     Fault(
         "checkpoint-without-masters",
@@ -577,6 +633,7 @@ _RUN = (
         lost="workers that capture meanwhile, at random",
         cpu=Check("rehearsal", "target-0 began its work before the gate opened"),
         cuda=Check("rehearsal", "target-0 began its work before the gate opened"),
+        gpus=1,
     ),
     Fault(
         "features-in-the-targets-dtype",
@@ -590,6 +647,7 @@ _RUN = (
         what="the target's recorded forward never gets the next batch's tokens",
         lost="the drafter: every batch has the hidden states of one text",
         cuda=Check("rehearsal", "differ from eager code's"),
+        gpus=1,
     ),
     Fault(
         "sigterm-not-heard",
@@ -618,6 +676,7 @@ _PROOF = (
         what="the check of replays counts one where there was none",
         lost="that check's word",
         cuda=Check("control_graphs", "counts as a replay", inconclusive=True),
+        gpus=1,
         workload=_RO,
     ),
     Fault(
@@ -626,22 +685,19 @@ _PROOF = (
         lost="the room that the run will have",
         cpu=Check("memory_back", "are still held"),
         cuda=Check("memory_back", "are still held"),
-    ),
-    Fault(
-        "device-memory-kept",
-        what="the canary holds half a GiB for each drafter, and no replica, when the rehearsal begins",
-        lost="the room that the run will have",
-        cuda=Check("memory_back", "bytes more than before the gate", warns=True),
-        workload=_WHOLE,
+        gpus=1,
     ),
 )
 
 FAULTS: tuple[Fault, ...] = (*_COMPILE, *_DATA, *_STEP, *_EXCHANGE, *_UPDATE, *_RUN, *_PROOF)
 
 NO_FAULT = {
-    "reference": "wants a GPU that is nearly full",
-    "throughput": "wants a history of earlier canaries of the same GPU",
-    "health": "wants a GPU that is ill",
-    "xid": "the same",
+    "reference": NoFault(
+        "wants a GPU that is nearly full",
+        "test_gate.py::test_a_reference_without_room_is_no_verdict_on_the_workers",
+    ),
+    "throughput": NoFault("wants a history of earlier canaries of the same GPU", "test_throughput.py::test_bands"),
+    "health": NoFault("wants a GPU that is ill", "test_health.py::test_what_is_wrong_with_a_card_is_said"),
+    "xid": NoFault("the same", "test_health.py::test_xids_of_these_cards_and_of_the_hardware_warn"),
 }
-"""Checks of the canary that no patch makes fail, and why."""
+"""Checks of the canary that no patch makes fail."""

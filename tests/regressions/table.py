@@ -12,7 +12,7 @@ from tests.regressions.faults import FAULTS
 from tests.regressions.refresh import ROOT
 
 README = Path(__file__).with_name("README.md")
-_GPUS = {1: "a GPU", 2: "two GPUs"}
+_GPUS = {0: "", 1: "a GPU", 2: "two GPUs"}
 _HEAD = """\
 # Faults of the trainer, and what stops each
 
@@ -23,10 +23,13 @@ fails the tests.
     python -m pytest tests/regressions       # on a CPU
     python benchmarks/regressions.py OUT     # on a GPU box: all that concerns CUDA, and clean canaries for false alarms
 
-* *rule*: a rule of `dflash-ops check` stops the build; *warning*: it is shown and the build goes on.
+* *rule*: a rule of `dflash-ops check` stops the build; *warning*: it is shown and the build goes on. A warning alone
+  stops nothing: each fault has a rule that refuses the build, or a check that fails.
 * *check*: the canary's check of that name fails. Where a rule stops the build before, it is what would stop it then.
 * **alone**: no other rule, or no other check that the canary came to, says anything: deleting it fails a test.
-* *where*: the least machine on which the canary can see it. The static check sees it anywhere.
+* *where*: a machine on which that was said. The static check says it anywhere.
+* *CUDA*: the fault concerns CUDA, and its canary runs on so many GPUs. Where no row of *where* is a GPU, it is asked
+  only that the fault is stopped there; `benchmarks/regressions.py` records what the canary said.
 
 `python -m tests.regressions.refresh` moves the hunks after an edit of the trainer, and
 `python -m tests.regressions.table` writes this page from `faults.py`.
@@ -36,13 +39,15 @@ fails the tests.
 
 def render(faults: Iterable[Fault] = FAULTS) -> str:
     """The page."""
-    rows = ["| patch | what it does | what it would cost | where | stopped by | message |", "|---|---|---|---|---|---|"]
+    columns = ["patch", "what it does", "what it would cost", "CUDA", "where", "stopped by", "message"]
+    rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for fault in faults:
         places = {"the build": fault.rule, "a CPU": fault.cpu, _GPUS[fault.gpus]: fault.cuda}
         stops = {where: stop for where, stop in places.items() if stop is not None}
         by = "<br>".join(_by(stop) for stop in stops.values())
         says = "<br>".join(f"`{stop.says}`" if stop.says else "an error of torch" for stop in stops.values())
-        rows.append(f"| `{fault.name}` | {fault.what} | {fault.lost} | {'<br>'.join(stops)} | {by} | {says} |")
+        cells = [f"`{fault.name}`", fault.what, fault.lost, _GPUS[fault.gpus], "<br>".join(stops), by, says]
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join([_HEAD, *rows, ""])
 
 
@@ -55,7 +60,7 @@ def documented_checks() -> set[str]:
 
 
 def _by(stop: Rule | Check) -> str:
-    kind = "warning" if stop.warns else "check" if isinstance(stop, Check) else "rule"
+    kind = "check" if isinstance(stop, Check) else "warning" if stop.warns else "rule"
     return f"{kind} `{stop.id}`" + (", **alone**" if stop.alone else "")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.regressions.harness import run_canary
+from tests.regressions.harness import Canary, run_canary
 
 SETTINGS = {"workload": {"canary_timeout_s": 1}}
 
@@ -26,3 +26,8 @@ def test_a_process_that_broke_is_followed_by_one_more(tmp_path: Path) -> None:
     assert (canary.code, canary.message, canary.log, canary.broke) == (0, "proven", "process 2", "lost")
     assert not canary.stops
     assert len(set(ran)) == 2
+
+
+def test_refused_settings_are_no_verdict() -> None:
+    refused, failed = (Canary(code, None, "", 1.0) for code in (2, 6))
+    assert (refused.stops, refused.refused, failed.refused) == (True, True, False)

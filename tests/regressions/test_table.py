@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from dflash_ops.release.rules import RULES
 from tests.regressions.fault import PATCHES
 from tests.regressions.faults import FAULTS, NO_FAULT
-from tests.regressions.refresh import StaleError, refreshed
+from tests.regressions.refresh import ROOT, StaleError, refreshed
 from tests.regressions.table import README, documented_checks, render
 
 
@@ -22,7 +23,12 @@ def test_every_patch_is_in_the_table_once() -> None:
 
 
 def test_every_fault_is_stopped_by_something() -> None:
-    assert [fault.name for fault in FAULTS if not (fault.rule or fault.cpu or fault.cuda)] == []
+    """By a rule that refuses the build or by a check that fails: a warning goes on."""
+    assert [fault.name for fault in FAULTS if not fault.refused] == []
+
+
+def test_what_is_seen_on_a_gpu_concerns_cuda() -> None:
+    assert [fault.name for fault in FAULTS if fault.cuda and not fault.gpus] == []
 
 
 def test_every_rule_has_a_fault_that_it_alone_finds() -> None:
@@ -30,11 +36,19 @@ def test_every_rule_has_a_fault_that_it_alone_finds() -> None:
     assert alone == {rule.id for rule in RULES} | {"syntax"}
 
 
-def test_every_check_has_a_fault_that_makes_it_speak() -> None:
-    spoken = {check.id for fault in FAULTS for check in (fault.cpu, fault.cuda) if check is not None}
-    assert spoken <= documented_checks()
-    assert sorted(documented_checks() - spoken - NO_FAULT.keys()) == []
-    assert sorted(spoken & NO_FAULT.keys()) == []
+def test_every_check_has_a_fault_that_it_alone_stops() -> None:
+    checks = [check for fault in FAULTS for check in (fault.cpu, fault.cuda) if check is not None]
+    assert {check.id for check in checks} <= documented_checks()
+    alone = {check.id for check in checks if check.alone}
+    assert sorted(documented_checks() - alone - NO_FAULT.keys()) == []
+    assert sorted({check.id for check in checks} & NO_FAULT.keys()) == []
+
+
+@pytest.mark.parametrize("check", NO_FAULT)
+def test_a_check_without_a_fault_has_a_test_of_its_own(check: str) -> None:
+    file, _, name = NO_FAULT[check].test.partition("::")
+    source = ast.parse((ROOT / "tests" / "trainer" / file).read_text())
+    assert name in {node.name for node in source.body if isinstance(node, ast.FunctionDef)}
 
 
 PATCH = """\

@@ -391,7 +391,7 @@ def test_a_draw_that_is_right(tmp_path: Path, body: str) -> None:
         ("torch.cuda.manual_seed(1)", ("global-seed-in-worker", "warning", 1)),
         ("with torch.random.fork_rng(): pass", ("global-seed-in-worker", "warning", 1)),
         ("torch.cuda.synchronize()", ("device-synchronize-in-worker", "error", 1)),
-        ("torch.cuda.set_device(0); torch.cuda.synchronize()", ("device-synchronize-in-worker", "warning", 1)),
+        ("torch.cuda.set_device(0); torch.cuda.synchronize()", ("device-synchronize-in-worker", "error", 1)),
         ("torch.compiler.reset()", ("global-reset-in-worker", "error", 1)),
         ("with GATE: torch._dynamo.reset()", ("global-reset-in-worker", "error", 1)),
         ("torch.compiler.set_stance('force_eager')", ("silent-eager", "error", 1)),
@@ -417,6 +417,42 @@ def test_what_a_worker_may_do(tmp_path: Path, body: str) -> None:
     assert in_worker(tmp_path, body) == []
 
 
+@pytest.mark.parametrize(
+    ("capture", "rule"),
+    [
+        ("torch.cuda.graph(x)", ("global-capture-mode", "error")),
+        ("torch.cuda.graph(x, capture_error_mode='global')", ("global-capture-mode", "error")),
+        ("torch.cuda.make_graphed_callables(model, (x,))", ("global-capture-mode", "error")),
+        ("torch.cuda.graph(x, None, None, 'thread_local')", None),
+        ("torch.cuda.make_graphed_callables(model, (x,), capture_error_mode='thread_local')", None),
+    ],
+)
+def test_a_capture_in_the_global_mode(tmp_path: Path, capture: str, rule: tuple[str, str] | None) -> None:
+    in_a_worker = in_worker(tmp_path, f"torch.cuda.set_device(device)\nwith GATE: {capture}")
+    assert [found[:2] for found in in_a_worker] == ([] if rule is None else [rule])
+    main_thread = f"{WORK}def work(x): x.backward()\ndef capture(x, model): {capture}\n"
+    found = [(each.rule, each.severity.value) for each in findings(tmp_path, main_thread)]
+    assert found == ([] if rule is None else [(rule[0], "warning")])
+
+
+@pytest.mark.parametrize(
+    ("body", "severity"),
+    [
+        ("torch._dynamo.config.recompile_limit = 64", "error"),
+        ("setattr(torch._dynamo.config, 'recompile_limit', 64)", "error"),
+        ("torch._inductor.config.load_config({'max_autotune': True})", "error"),
+        ("with torch._dynamo.config.patch(recompile_limit=64): torch.compile(model)", "warning"),
+    ],
+)
+def test_configuration_that_no_worker_sees(tmp_path: Path, body: str, severity: str) -> None:
+    head = f"{WORK}def setup(model):\n    {body}\n"
+    compiles = "with GATE: torch.compile(model)"
+    assert in_worker(tmp_path, compiles, head=head) == [("config-outside-worker", severity, -1)]
+    assert in_worker(tmp_path, "pass", head=head) == []
+    in_the_worker = in_worker(tmp_path, f"{body}\n{compiles}")
+    assert "config-outside-worker" not in {rule for rule, *_ in in_the_worker}
+
+
 COMPILE = "torch.compile(model)"
 
 
@@ -425,7 +461,7 @@ COMPILE = "torch.compile(model)"
     [
         COMPILE,
         "model.compile(mode='default')",
-        "torch.cuda.make_graphed_callables(model, (x,))",
+        "torch.cuda.make_graphed_callables(model, (x,), capture_error_mode='thread_local')",
         f"lock = threading.Lock()\nwith lock: {COMPILE}",  # every worker makes its own
         f"with torch.no_grad(): {COMPILE}",
         f"GATE.acquire()\nx()\nGATE.release()\n{COMPILE}",

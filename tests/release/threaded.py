@@ -159,8 +159,6 @@ ERRORS = {
         "    def warm_up(",
         "    def reload(self, weights):\n        self._model.load_state_dict(weights, assign=True)\n\n    def warm_up(",
     ),
-}  # fmt: skip
-WARNINGS = {
     "config-outside-worker": (
         "small/main.py", _IN_MAIN, f"{_IN_MAIN}    torch._dynamo.config.recompile_limit = 64\n",
     ),
@@ -169,5 +167,7 @@ WARNINGS = {
         "            self(x)\n",
         "            self(x)\n        with torch.cuda.graph(torch.cuda.CUDAGraph()):\n            self(x)\n",
     ),
+}  # fmt: skip
+WARNINGS = {
     "shared-code-object": ("small/step.py", 'private(forward, f"forward_{seed}")', "forward"),
 }  # fmt: skip

@@ -40,6 +40,28 @@ def test_it_runs_and_prints_its_table(script: str) -> None:
     assert not any("failed" in line for line in table)
 
 
+def test_faults_are_run_and_recorded(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    words = [sys.executable, "benchmarks/regressions.py", str(kept), "--jobs=1", "--clean=1"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [*words, "draws-weights-to-load-over"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((kept / "regressions.json").read_text())
+    # the clean canary that fills the cache is one more
+    assert [(row["fault"], row["checks"], row["unlike"]) for row in rows] == [
+        (None, [], None),
+        ("draws-weights-to-load-over", ["generators"], None),
+        (None, [], None),
+    ]
+    assert "1 of 1 faults stopped, 0 false alarms in 2 clean canaries" in (kept / "regressions.md").read_text()
+    done = subprocess.run(
+        [*words, "memory-grows"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.startswith("this machine cannot show memory-grows")) == (1, True)
+
+
 def test_quality_is_measured_from_prompts_to_decoding(tmp_path: Path) -> None:
     questions = [f"What is {number} plus {number}?" for number in range(6)]
     files = {"train": questions[:4], "test": questions[4:]}

@@ -106,3 +106,20 @@ def test_a_replica_that_is_held_fails_also_where_the_compiler_keeps_graphs(strat
     gone = left.check()
     assert gone.outcome is Outcome.PASS
     assert ("until the process ends" in gone.summary) == (strategy == "reduce-overhead")
+
+
+@pytest.mark.parametrize("strategy", ["reduce-overhead", "whole-step"])
+def test_bytes_that_do_not_come_back_are_a_warning_unless_the_compiler_keeps_them(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a CPU's allocator tells no figures
+    held = {0: 1 << 20}
+    monkeypatch.setattr("trainer.canary.leftover._allocated", lambda: dict(held))
+    left = Leftover()
+    left.follow(record(strategy, graphs(captures=4, replays=[4] * STEPS), pools=2))
+    held[0] += 200 << 20
+    found = left.check()
+    assert found.outcome is (Outcome.PASS if strategy == "reduce-overhead" else Outcome.WARN)
+    assert found.figures["cuda_0_bytes"] == 200 << 20
+    held[0] -= 200 << 20
+    assert left.check().outcome is Outcome.PASS

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from dflash_ops.release.finding import Severity
 from dflash_ops.release.resolve import Module
 from dflash_ops.release.rules import silent_eager, size_asserts_off, trees_config_outside_worker
 from dflash_ops.release.rules.base import Hit, Rule, hit_at
-from dflash_ops.release.rules.config_sets import config_sets
+from dflash_ops.release.rules.config_sets import DYNAMO, INDUCTOR, config_sets
 from dflash_ops.release.rules.outside import Outside
 from dflash_ops.release.threads import Threads
 
 _OTHERS = {trees_config_outside_worker.KEY, size_asserts_off.KEY, *silent_eager.KEYS}  # rules of their own
 _TALK = ("verbose", "log", "trace", "debug", "print", "report")  # they change no code
+_PATCHES = {f"{config}.patch" for config in (DYNAMO, INDUCTOR)}
 _WHY = (
     "sets a value of the compiler's configuration in a thread that is no worker: from torch 2.12 on it holds for the\n"
     "thread that sets it only (recompile_limit=64 in the main thread: 8 in a worker)."
@@ -28,7 +30,9 @@ def find(module: Module, threads: Threads) -> Iterator[Hit]:
     outside = Outside(module, threads)
     for node in dict.fromkeys(places):
         if outside.holds(node):
-            yield hit_at(node, Severity.WARNING, _WHY, _FIX)
+            # what is patched for a while may be for a compile of the same thread
+            patched = isinstance(node, ast.Call) and module.name(node.func) in _PATCHES
+            yield hit_at(node, Severity.WARNING if patched else Severity.ERROR, _WHY, _FIX)
 
 
 def _matters(key: str) -> bool:

@@ -38,7 +38,7 @@ def find(module: Module, threads: Threads) -> Iterator[Hit]:
         if any(_one_of_many(module, each) for each in given) or (not given and threads.without_device(place.function)):
             yield hit_at(call, severity, _WHY_NOT_ITS_OWN, _FIX)
         elif not given:
-            yield hit_at(call, Severity.WARNING, _WHY_OWN, _FIX)
+            yield hit_at(call, severity, _WHY_OWN, _FIX)
 
 
 def _one_of_many(module: Module, node: ast.expr) -> bool:
