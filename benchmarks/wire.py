@@ -77,7 +77,9 @@ class Place:
         return ["ssh", *self.ssh_options, "node", shlex.join(argv)]
 
     def host_text(self, kind: str, workdir: str) -> str:
-        pct = f"pct:\n  id: {self.rig.container_id}\n  command: {self.rig.folder / 'sbin' / 'pct'}\n"
+        pct = f"pct:\n  id: {self.rig.container_id}\n"
+        if kind == "pct exec":
+            kind, pct = "pct", f"{pct}  command: {self.rig.folder / 'sbin' / 'pct'}\n"
         return (
             f"transport: {kind}\npython: {PYTHON}\nworkdir: {workdir}\nssh:\n  address: 127.0.0.1\n  user: root\n"
             f"  port: {self.port}\n  identity_file: {self.rig.identity}\n  known_hosts: {self.folder / 'known_hosts'}\n"
@@ -127,7 +129,12 @@ def our_deploys(place: Place, desk: Desk, times: int) -> None:
     settled()
     deployed()
     settled()
-    for words, name in ((same_steps, ""), ((), " and its first steps seen")):
+    for words, name, kind in (
+        (same_steps, "", "pct"),
+        ((), " and its first steps seen", "pct"),
+        (same_steps, " through pct exec", "pct exec"),
+    ):
+        desk.write_host("box", place.host_text(kind, work))
         warm = []
         for _ in range(times):
             warm.append(seconds(lambda words=words: deployed(*words)))

@@ -17,6 +17,7 @@ TransportName = Literal["local", "ssh", "pct"]
 
 _NEEDED: dict[TransportName, set[str]] = {"local": set(), "ssh": {"ssh"}, "pct": {"ssh", "pct"}}
 
+_PCT = "/usr/sbin/pct"
 LOCAL_WORKDIR = "~/.local/share/dflash-ops"
 PCT_WORKDIR = "/var/lib/dflash-ops"
 
@@ -61,8 +62,13 @@ class Pct(Model):
     """stream: releases ride in `pct exec`. push: over the node by `pct push`, in pieces that are verified inside."""
     become: Literal["none", "sudo"] = "none"
     """How pct gets root on the node: none (the SSH user is root) or sudo (without a password)."""
-    command: Annotated[str, PROGRAM] = "/usr/sbin/pct"
-    """pct on the node."""
+    command: Annotated[str, PROGRAM] = _PCT
+    """pct on the node. With another one than /usr/sbin/pct every way into the container is through it."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing stands between root of the node and its own pct."""
+        return self.become == "none" and self.command == _PCT
 
 
 class Notify(Model):

@@ -1,4 +1,7 @@
-"""What a Proxmox node tells about a container before `pct exec` begins: in the same ssh command, without a pct call."""
+"""What runs on a Proxmox node before the container's program: what the node tells of it, and the way in.
+
+All in the same ssh command, without a pct call of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,25 @@ BEGIN, END = "DFLASH-OPS-NODE", "DFLASH-OPS-NODE-END"
 KEYS = ("arch", "cores", "features", "hostname", "lock", "memory", "ostype", "swap", "unprivileged")
 """Of a container's configuration. Others may hold what is nobody's business (`lxc.environment`, descriptions)."""
 
-NODE_SCRIPT = (
+_TELL = (
     f"{{ echo {BEGIN}; uname -n; "
     # snapshots follow in sections of their own
     f'sed -n -E "/^\\[/q; s/^({"|".join(KEYS)}): */conf \\1 /p" "/etc/pve/lxc/$0.conf"; '
     'for file in /etc/pve/nodes/*/lxc/"$0".conf; do [ ! -e "$file" ] || echo "at $file"; done; '
     'dpkg-query -W -f "package \\${Package} \\${Version}\\n" pve-manager pve-container; '
-    f'echo {END}; }} </dev/null 2>/dev/null; exec "$@"'
+    f"echo {END}; }} </dev/null 2>/dev/null; "
 )
+NODE_SCRIPT = f'{_TELL}exec "$@"'
 """For `sh -c`, with the container's id and the command that follows. It takes nothing from stdin."""
+
+ATTACH_S = 5
+ATTACH_SCRIPT = (
+    f'{_TELL}if timeout -k 1 {ATTACH_S} lxc-attach -n "$0" --clear-env -- /bin/true </dev/null >/dev/null 2>&1; '
+    'then shift 4; exec lxc-attach -n "$0" --clear-env -- "$@"; fi; exec "$@"'
+)
+"""The same, where the command is `pct exec ID -- PROGRAM ...`: `pct` only looks whether the container is there and
+runs, which takes it most of a second, and then becomes lxc-attach (pve-container 6.1, `src/PVE/CLI/pct.pm`). Where
+that can be done without it, it is; else `pct` says in its own words why not (docs/decisions/0029)."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""A Proxmox container: SSH to the node, then `pct exec`. Facts behind it: what a real pct prints and returns.
+"""A Proxmox container: SSH to the node, then into it. Facts behind it: what a real pct prints and returns.
 
-`pct` execs lxc-attach and hands stdin, stdout and stderr through as they are when none is a terminal, so one
-`pct exec` carries the whole conversation. Its exit status is never trusted: the agent's last frame is.
+`pct exec` becomes lxc-attach, which hands stdin, stdout and stderr through as they are when none is a terminal, so one
+of them carries the whole conversation. Its exit status is never trusted: the agent's last frame is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dflash_ops.errors import AGAIN, STOPPED, ExitCode, OpsError, TransportError
 from dflash_ops.transport.base import Pusher
-from dflash_ops.transport.node import NODE_SCRIPT, parse_node
+from dflash_ops.transport.node import ATTACH_SCRIPT, NODE_SCRIPT, parse_node
 from dflash_ops.transport.ssh import SshChannel, SshTransport
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class PctTransport:
         # the node's environment and working directory leak into `pct exec`: env -i and an explicit PATH undo it
         clean = ["/usr/bin/env", "-i", f"PATH={CONTAINER_PATH}", "LANG=C.UTF-8", "HOME=/root"]
         execute = [*self._command, "exec", str(self._pct.id), "--", *clean, *argv]
-        return self._node.open(["sh", "-c", NODE_SCRIPT, str(self._pct.id), *execute])
+        script = ATTACH_SCRIPT if self._pct.plain else NODE_SCRIPT
+        return self._node.open(["sh", "-c", script, str(self._pct.id), *execute])
 
     @property
     def pusher(self) -> Pusher | None:
@@ -113,7 +114,8 @@ class PctTransport:
             )
         for pattern, kind, what, fix in (
             (
-                r"container '\d+' not running|can only push files to a running CT|unable to get PID for CT",
+                r"container '\d+' not running|can only push files to a running CT|unable to get PID for CT"
+                r"|lxc-attach: .*Failed to get attach context",
                 STOPPED,
                 f"container {number} is not running",
                 f"on {self._address}: `pct start {number}`",

@@ -26,11 +26,19 @@ def ssh_section(rig: Rig) -> str:
     )
 
 
-def pct_host(rig: Rig, *, transfer: str = "stream", container: int | None = None, workdir: str = "/var/lib/x") -> str:
-    command = rig.folder / "sbin" / "pct"
+def pct_host(
+    rig: Rig,
+    *,
+    transfer: str = "stream",
+    container: int | None = None,
+    workdir: str = "/var/lib/x",
+    plain: bool = False,
+) -> str:
+    """`plain`: as an inventory has it that names no pct; else everything goes through the rig's."""
+    command = "" if plain else f"  command: {rig.folder / 'sbin' / 'pct'}\n"
     return (
         f"transport: pct\npython: {sys.executable}\nworkdir: {workdir}\n{ssh_section(rig)}"
-        f"pct:\n  id: {container or rig.container_id}\n  transfer: {transfer}\n  command: {command}\n"
+        f"pct:\n  id: {container or rig.container_id}\n  transfer: {transfer}\n{command}"
     )
 
 
@@ -49,5 +57,7 @@ def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Desk:
     if way == "ssh":
         desk.write_host("box", ssh_host(rig, tmp_path / "work"))
     else:
-        desk.write_host("box", pct_host(rig, transfer=way.removeprefix("pct-"), workdir=f"/var/lib/{tmp_path.name}"))
+        transfer, workdir = way.removeprefix("pct-"), f"/var/lib/{tmp_path.name}"
+        # streamed as most people have it, pushed through pct alone
+        desk.write_host("box", pct_host(rig, transfer=transfer, workdir=workdir, plain=transfer == "stream"))
     return desk

@@ -24,24 +24,30 @@ def desk(tmp_path: Path) -> Desk:
     return local_desk(tmp_path)
 
 
-def test_a_stopped_container(desk: Desk, rig: Rig) -> None:
-    desk.write_host("box", pct_host(rig, container=rig.stopped_container_id))
+BOTH_WAYS_IN = pytest.mark.parametrize("plain", [True, False], ids=["lxc-attach", "pct"])
+
+
+@BOTH_WAYS_IN
+def test_a_stopped_container(desk: Desk, rig: Rig, plain: bool) -> None:
+    desk.write_host("box", pct_host(rig, container=rig.stopped_container_id, plain=plain))
     done = desk.run("runs")
     assert done.code == 4
     assert "201 is not running" in done.error["what"]
     assert "pct start 201" in done.error["fix"]
 
 
-def test_a_wrong_container_id(desk: Desk, rig: Rig) -> None:
-    desk.write_host("box", pct_host(rig, container=rig.missing_container_id))
+@BOTH_WAYS_IN
+def test_a_wrong_container_id(desk: Desk, rig: Rig, plain: bool) -> None:
+    desk.write_host("box", pct_host(rig, container=rig.missing_container_id, plain=plain))
     done = desk.run("runs")
     assert done.code == 4
     assert "no container 999" in done.error["what"]
     assert "pct list" in done.error["fix"]
 
 
-def test_a_container_on_another_node_of_the_cluster(desk: Desk, rig: Rig) -> None:
-    desk.write_host("box", pct_host(rig, container=rig.elsewhere_container_id))
+@BOTH_WAYS_IN
+def test_a_container_on_another_node_of_the_cluster(desk: Desk, rig: Rig, plain: bool) -> None:
+    desk.write_host("box", pct_host(rig, container=rig.elsewhere_container_id, plain=plain))
     done = desk.run("runs")
     assert done.code == 4
     assert f"300 is on node {rig.elsewhere_node}" in done.error["what"]

@@ -110,7 +110,8 @@ class Site:
         if self.rig is not None and self.link is not None:
             container = (
                 f"pct:\n  id: {self.rig.container_id}\n  transfer: {self.way.partition('-')[2]}\n"
-                f"  command: {self.rig.folder / 'sbin' / 'pct'}\n"
+                # streamed past pct, pushed through it alone
+                + (f"  command: {self.rig.folder / 'sbin' / 'pct'}\n" if self.way == "pct-push" else "")
             )
             for name, port in (("box", self.rig.port), ("shaky", self.link.port)):
                 ways[name] = (

@@ -196,6 +196,13 @@ class Rig:
         words = [sys.executable, "-ES", requirements.NODE / "pct", self.folder]
         pct.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, words))} "$@"\n')
         pct.chmod(0o755)
+        attach = self.folder / "sbin" / "lxc-attach"
+        # Proxmox calls a container by its id; several rigs have one of each
+        named = f'exec /usr/bin/lxc-attach -P {shlex.quote(str(self.folder / "lxc"))} -n {self.folder.name}-"$id" "$@"'
+        attach.write_text(
+            f'#!/bin/sh\nif [ "$1" = -n ]; then id=$2; shift 2; {named}; fi\nexec /usr/bin/lxc-attach "$@"\n'
+        )
+        attach.chmod(0o755)
         for name in ("host_key", "identity"):
             make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"rig-{name}", "-f"]
             subprocess.run([*make, str(self.folder / name)], check=True)
