@@ -18,7 +18,7 @@ def plan(host: Host, playbook: Playbook, choices: Choices) -> list[dict[str, str
     way = {
         "local": "is this machine",
         "ssh": f"by ssh {host.ssh.address}" if host.ssh else "",
-        "pct": f"by ssh {host.ssh.address}, pct exec {host.pct.id} ({host.pct.transfer})"
+        "pct": f"by ssh {host.ssh.address}, container {host.pct.id} ({host.pct.transfer})"
         if host.ssh and host.pct
         else "",
     }[host.transport]
