@@ -11,6 +11,7 @@ import argparse
 import atexit
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import platform
@@ -21,9 +22,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -53,6 +55,7 @@ from tests.rig.rig import Rig  # noqa: E402
 ANSIBLE = Path(tempfile.gettempdir()) / "dflash-ops-bench-ansible"
 PYTHON = sys.executable
 MIB, GIB = 1 << 20, 1 << 30
+PUT_WAYS, GET_WAYS = ("scp and pct push", "ssh and pct exec cat"), ("pct pull and scp", "ssh and pct exec cat")
 CONTAINER_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -109,7 +112,7 @@ def quiet(argv: Sequence[str], **more: Any) -> None:
 
 def our_deploys(place: Place, desk: Desk, times: int) -> None:
     """Cold without a canary (what the others do), the canary once, then of what is there and proven: without a look at
-    the run's first steps, which the others do not take either, and with it, as a person has it."""
+    the run's first steps, as the others do, with it, as a person has it, and through `pct exec`."""
     work = f"/var/lib/bench-{uuid.uuid4().hex[:8]}"
     desk.write_host("box", place.host_text("pct", work))
 
@@ -123,16 +126,14 @@ def our_deploys(place: Place, desk: Desk, times: int) -> None:
         while desk.run("status").result["state"] == "RUNNING":
             time.sleep(0.2)
 
-    same_steps = ("--set", "run.probation_steps=0")
-    unproven = (*same_steps, "--skip-canary", "--reason", "benchmark")
-    place.keep("cold deploy, dflash-ops, s", seconds(lambda: deployed(*unproven)))
+    place.keep("cold deploy, dflash-ops, s", seconds(lambda: deployed("--skip-canary", "--reason", "benchmark")))
     settled()
     deployed()
     settled()
     for words, name, kind in (
-        (same_steps, "", "pct"),
-        ((), " and its first steps seen", "pct"),
-        (same_steps, " through pct exec", "pct exec"),
+        ((), "", "pct"),
+        (("--set", "run.probation_steps=3"), " and its first steps seen", "pct"),
+        ((), " through pct exec", "pct exec"),
     ):
         desk.write_host("box", place.host_text(kind, work))
         warm = []
@@ -140,6 +141,7 @@ def our_deploys(place: Place, desk: Desk, times: int) -> None:
             warm.append(seconds(lambda words=words: deployed(*words)))
             settled()
         place.keep(f"no-change deploy{name}, dflash-ops, s", statistics.median(warm))
+    desk.write_host("box", place.host_text("pct", work))
 
 
 @dataclass
@@ -289,21 +291,21 @@ def sized(size: int) -> str:
     return f"{size // MIB} MiB" if size < GIB else f"{size // GIB} GiB"
 
 
-def our_bytes(place: Place, session: Session, folder: Path, size: int, times: int) -> None:
-    run, blob = folder.name, folder / "out" / "blob.bin"
-    blob.write_bytes(os.urandom(size))
-    archive = blob.read_bytes()
+def our_bytes(place: Place, ways: Mapping[str, Conversation], run: str, size: int, times: int) -> None:
+    """Up, and down again to a file that is verified. `out/blob.bin` of the run is there."""
+    archive = os.urandom(size)
 
     def down(conversation: Conversation) -> None:
-        got = 0
+        found = hashlib.sha256()
+        with (place.folder / "came").open("wb") as file:
 
-        def on_data(_: int, data: bytes) -> None:
-            nonlocal got
-            got += len(data)
+            def on_data(_: int, data: bytes) -> None:
+                file.write(data)
+                found.update(data)
 
-        asked = {"run": run, "path": "out/blob.bin", "offset": 0, "length": None, "digest": False}
-        conversation.request("read", asked, on_data=on_data)
-        assert got == size
+            asked = {"run": run, "path": "out/blob.bin", "offset": 0, "length": None, "digest": True}
+            told = conversation.request("read", asked, on_data=on_data)
+        assert told["sha256"] == found.hexdigest()
 
     def up(conversation: Conversation) -> None:
         # written and hashed there, then refused: what is measured is the way, not the unpacking
@@ -311,14 +313,50 @@ def our_bytes(place: Place, session: Session, folder: Path, size: int, times: in
             wrong = {"digest": uuid.uuid4().hex * 2, "size": size, "sha256": "0" * 64}
             conversation.request("stage", wrong, upload=archive)
 
-    systems = Conversation(SystemSsh(place), python=PYTHON, workdir=session.host.workdir, host="box")
-    for name, opened in (("paramiko", session.open()), ("system ssh", systems)):
+    for name, opened in ways.items():
         with opened as conversation:
             conversation.request("runs")
             for way, work in (("up", up), ("down", down)):
                 spent = min(seconds(partial(work, conversation)) for _ in range(times))
-                place.keep(f"{sized(size)} {way}, dflash-ops over {name}, MiB/s", size / MIB / spent)
-    blob.unlink()
+                place.keep(f"{sized(size)} {way}, dflash-ops {name}, MiB/s", size / MIB / spent)
+
+
+def container_bytes(place: Place, desk: Desk, size: int, times: int) -> None:
+    """Into the container and back: ours streamed, and typed, as scp with pct push and pull, and through `pct exec`."""
+    number, blob, node = str(place.rig.container_id), place.folder / "blob", f"/tmp/bench-{uuid.uuid4().hex[:8]}"
+    blob.write_bytes(os.urandom(size))
+    copy, inside = ["scp", *place.ssh_options], "/var/tmp/bench-blob"
+    execute = ["pct", "exec", number, "--", "sh", "-c"]
+
+    def push() -> None:
+        quiet([*copy, str(blob), f"node:{node}"])
+        quiet(place.ssh("pct", "push", number, node, inside))
+
+    def pull() -> None:
+        quiet(place.ssh("pct", "pull", number, inside, node))
+        quiet([*copy, f"node:{node}", str(place.folder / "back")])
+
+    def put() -> None:
+        with blob.open("rb") as data:
+            quiet(place.ssh(*execute, f"cat > {inside}"), stdin=data)
+
+    ways = {
+        f"into the container, {PUT_WAYS[0]}": push,
+        f"out of the container, {GET_WAYS[0]}": pull,
+        f"into the container, {PUT_WAYS[1]}": put,
+        f"out of the container, {GET_WAYS[1]}": lambda: quiet(place.ssh(*execute, f"cat {inside}")),
+    }
+    for name, way in ways.items():
+        spent = min(seconds(way) for _ in range(times))
+        place.keep(f"{sized(size)} {name}, MiB/s", size / MIB / spent)
+    quiet(place.ssh("rm", "-f", node))
+    host, _ = load_host("box", desk.folder / "hosts", env={}, last_host=None)
+    run = desk.run("status").result["run"]
+    path = f"{host.workdir}/runs/{run}/out/blob.bin"
+    place.rig.exec_in_container(["mv", inside, path], check=True)
+    with Session(host, Events(lambda event: None)) as session:
+        our_bytes(place, {"to and from the container": session.open()}, run, size, times)
+    place.rig.exec_in_container(["rm", path], check=True)
 
 
 def logs(place: Place, session: Session, run: str, folder: Path, quick: bool) -> None:
@@ -350,21 +388,11 @@ def logs(place: Place, session: Session, run: str, folder: Path, quick: bool) ->
 
 
 def latency(place: Place, session: Session, run: str, folder: Path, lines: int) -> None:
-    """From a line's write on the host to its arrival in `follow`; both clocks are this machine's."""
-    import threading
-
+    """From a line's write on the host to its arrival here: in `follow`, and in `ssh tail -f`. One clock: this machine's."""
     log = sorted((folder / "log").glob("*.log"))[-1]
-    seen: list[float] = []
 
     class EnoughError(Exception):
         pass
-
-    def on_line(line: str) -> None:
-        found = re.search(r"BENCH ([0-9.]+) ", line)
-        if found:
-            seen.append(time.time() - float(found.group(1)))
-        if len(seen) == lines:
-            raise EnoughError
 
     def write() -> None:
         time.sleep(2)
@@ -373,12 +401,35 @@ def latency(place: Place, session: Session, run: str, folder: Path, lines: int) 
                 file.write(f"BENCH {time.time():.6f} \n".encode())
             time.sleep(0.083)
 
-    threading.Thread(target=write, daemon=True).start()
-    with contextlib.suppress(EnoughError):
+    def followed(on_line: Callable[[str], None]) -> None:
         follow(session, run, wait=True, on_line=on_line, on_step=lambda record: None)
-    ordered = sorted(seen)
-    place.keep("follow latency p50, ms", 1000 * ordered[len(ordered) // 2])
-    place.keep("follow latency p95, ms", 1000 * ordered[int(len(ordered) * 0.95)])
+
+    def tailed(on_line: Callable[[str], None]) -> None:
+        argv = place.ssh("tail", "-n", "0", "-f", str(log))
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, bufsize=1) as tail:
+            assert tail.stdout is not None
+            try:
+                for line in tail.stdout:
+                    on_line(line)
+            finally:
+                tail.kill()
+
+    for name, way in (("follow latency", followed), ("ssh tail -f latency", tailed)):
+        seen: list[float] = []
+
+        def on_line(line: str, seen: list[float] = seen) -> None:
+            found = re.search(r"BENCH ([0-9.]+) ", line)
+            if found:
+                seen.append(time.time() - float(found.group(1)))
+            if len(seen) == lines:
+                raise EnoughError
+
+        threading.Thread(target=write, daemon=True).start()
+        with contextlib.suppress(EnoughError):
+            way(on_line)
+        ordered = sorted(seen)
+        place.keep(f"{name} p50, ms", 1000 * ordered[len(ordered) // 2])
+        place.keep(f"{name} p95, ms", 1000 * ordered[int(len(ordered) * 0.95)])
 
 
 # ---- all of it
@@ -390,10 +441,12 @@ def measure(place: Place, steps: Callable[[], Steps], quick: bool) -> None:
     at_once = {"probation_steps": 0}
     desk.write_playbook(run=at_once)
     desk.write_playbook("slow", faults=("slow-steps",), training={"steps": 5000}, run=at_once)
-    our_deploys(place, desk, 1 if quick else 3)
-    other_deploys(place, steps(), "fabric", by_fabric, 1)
+    repeats = 1 if quick else 3
+    our_deploys(place, desk, repeats)
+    container_bytes(place, desk, (8 if quick else 64) * MIB, repeats)
+    other_deploys(place, steps(), "fabric", by_fabric, repeats)
     if not (quick and place.rtt_ms):
-        other_deploys(place, steps(), "ansible-core", by_ansible, 1)
+        other_deploys(place, steps(), "ansible-core", by_ansible, repeats)
     sizes = {8 * MIB: 1} if quick else {64 * MIB: 1 if place.rtt_ms else 2, GIB: 1}
     for size, times in sizes.items():
         raw_bytes(place, size, times)
@@ -410,7 +463,12 @@ def measure(place: Place, steps: Callable[[], Steps], quick: bool) -> None:
         with Session(host, Events(lambda event: None)) as session:
             logs(place, session, run, work / "runs" / run, quick)
             for size, times in sizes.items():
-                our_bytes(place, session, work / "runs" / run, size, times)
+                blob = work / "runs" / run / "out" / "blob.bin"
+                blob.write_bytes(os.urandom(size))
+                systems = Conversation(SystemSsh(place), python=PYTHON, workdir=session.host.workdir, host="box")
+                ways = {"over paramiko": session.open(), "over system ssh": systems}
+                our_bytes(place, ways, run, size, times)
+                blob.unlink()
     finally:
         desk.run("stop")
 
@@ -427,7 +485,6 @@ def reached(rig: Rig, rtt_ms: int, folder: Path) -> Iterator[Place]:
 
 def make_steps(folder: Path) -> Callable[[Place], Steps]:
     """The tiny trainer as an archive, and its settings: what the others bring."""
-    import hashlib
     import tarfile
 
     desk = Desk(folder / "plain")
@@ -488,6 +545,14 @@ def ratios(figures: dict[str, dict[str, float]]) -> str:
                 for other in ("ssh cat", "scp"):
                     names = (f"{way}, dflash-ops over {over}, MiB/s", f"{way}, {other}, MiB/s")
                     wanted.append((f"{way}, rate of dflash-ops over {over} / {other}", *names))
+        for way, where, others in (("up", "into", PUT_WAYS), ("down", "out of", GET_WAYS)):
+            for other in others:
+                ours, theirs = (
+                    f"{size} {way}, dflash-ops to and from the container",
+                    f"{size} {where} the container, {other}",
+                )
+                text = f"{size} {where} the container, rate of dflash-ops / {other}"
+                wanted.append((text, f"{ours}, MiB/s", f"{theirs}, MiB/s"))
     found: dict[str, dict[str, float]] = {}
     for rtt, column in figures.items():
         found[rtt] = {name: column[a] / column[b] for name, a, b in wanted if a in column and b in column}

@@ -89,3 +89,19 @@ def test_pct_is_started_only_where_it_is_asked_for(rig: Rig, desk: Desk, plain: 
             channel.close()
     assert ("--clear-env" in ran) == plain
     assert ("--keep-env" in ran) != plain
+
+
+@pytest.mark.parametrize(("plain", "starts"), [(True, 0), (False, 1)], ids=["lxc-attach", "pct"])
+def test_a_deploy_of_nothing_new_starts_pct_once_at_most(rig: Rig, desk: Desk, plain: bool, starts: int) -> None:
+    pct, log = rig.folder / "sbin" / "pct", rig.folder / "pct-started"
+    quiet = pct.read_text()
+    desk.write_host("box", pct_host(rig, workdir=f"/var/lib/{desk.folder.name}", plain=plain))
+    desk.write_playbook()
+    assert desk.deploy().code == 0
+    log.write_text("")
+    pct.write_text(quiet.replace("#!/bin/sh\n", f'#!/bin/sh\necho "$@" >> {log}\n'))
+    try:
+        assert desk.deploy("--detach").code == 0
+    finally:
+        pct.write_text(quiet)
+    assert len(log.read_text().splitlines()) == starts
