@@ -388,7 +388,7 @@ def logs(place: Place, session: Session, run: str, folder: Path, quick: bool) ->
 
 
 def latency(place: Place, session: Session, run: str, folder: Path, lines: int) -> None:
-    """From a line's write on the host to its arrival here: in `follow`, and in `ssh tail -f`. One clock: this machine's."""
+    """From a line's write on the host to its arrival in `follow`, and in `ssh tail -f`: both by this machine's clock."""
     log = sorted((folder / "log").glob("*.log"))[-1]
 
     class EnoughError(Exception):
