@@ -388,7 +388,7 @@ def logs(place: Place, session: Session, run: str, folder: Path, quick: bool) ->
 
 
 def latency(place: Place, session: Session, run: str, folder: Path, lines: int) -> None:
-    """From a line's write on the host to its arrival in `follow`, and in `ssh tail -f`: both by this machine's clock."""
+    """From a line's write on the host to its arrival in `follow`, and in `ssh tail -f`, by one clock."""
     log = sorted((folder / "log").glob("*.log"))[-1]
 
     class EnoughError(Exception):
