@@ -1,8 +1,8 @@
 """YAML with line numbers: a safe subset of YAML 1.2, small and bounded.
 
 PyYAML composes the nodes; values are made here, from the core schema only: `1e-3` is a number, `no` is text,
-and no tag can make an object. Refused: duplicate keys, keys that are not text, foreign tags, more than 1 MiB,
-32 levels, 20 000 nodes (after aliases are expanded).
+and no tag can make an object. Refused: duplicate keys, keys that are not text, foreign tags, halves of characters,
+more than 1 MiB, 32 levels, 20 000 nodes (after aliases are expanded).
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class _Maker:
                 what = f"the key {key_node.value}" if isinstance(key_node, yaml.ScalarNode) else "a key"
                 self.problems.append(Problem(self._name, line, f"{what} is not text", "put it in quotes"))
                 continue
-            key = str(key_node.value)
+            key = self._text(key_node, line)
             here = (*path, key)
             if key in made:
                 message = f"the key '{key}' stands here twice"
@@ -202,7 +202,7 @@ class _Maker:
         kind = node.tag.removeprefix(_TAG)
         try:
             if kind == "str":
-                return text
+                return self._text(node, line)
             if kind == "null":
                 return None
             if kind == "bool":
@@ -218,3 +218,13 @@ class _Maker:
             return None
         self.problems.append(Problem(self._name, line, f"the tag {node.tag} is not allowed here"))
         return None
+
+    def _text(self, node: yaml.ScalarNode, line: int) -> str:
+        """YAML's escapes can write half of a character (`\\ud800`), which no file name and no message can hold."""
+        text = str(node.value)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            message = f"{ascii(text[error.start])[1:-1]} is half of a character"
+            self.problems.append(Problem(self._name, line, message, "write the character itself, in UTF-8"))
+        return text

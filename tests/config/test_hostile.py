@@ -38,6 +38,9 @@ CORPUS = [
     '"',
     "ü",
     "\u202e",
+    # half of a character: of a YAML escape, and as Python has a byte of an argument that is no UTF-8
+    "/tmp/x\ud800",
+    "x\udcff",
     "x" * 5000,
     "user@box",
     "box:22",
@@ -104,6 +107,32 @@ def test_any_text_is_a_document_or_refused(text: str) -> None:
         parse_document(text, "f.yaml")
     except ConfigError as error:
         assert error.exit_code == 2
+
+
+@given(st.text(st.characters(min_codepoint=0xD7FF, max_codepoint=0xE000, exclude_categories=())))
+def test_text_of_a_document_is_whole_characters(text: str) -> None:
+    """`json.dumps` writes them as the escapes of YAML."""
+    for data in (text, {"key": text}, {f"key{text}": 1}, [{"a": {"b": text}}]):
+        try:
+            document = parse_document(f"# a line\n{json.dumps(data)}", "f.yaml")
+        except ConfigError as error:
+            assert error.exit_code == 2
+            assert {problem.line for problem in error.problems} == {2}
+            assert all("is half of a character" in problem.message for problem in error.problems)
+        else:
+            json.dumps(document.data, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    "line", ['workdir: "/tmp/x\\ud800"', 'python: "/x\\ud800"', 'environment: {A: "x\\ud800"}', '"\\ud800": 1']
+)
+def test_half_of_a_character_is_told_with_its_line(line: str, tmp_path: Path) -> None:
+    (tmp_path / "box.yaml").write_text(f"transport: local\n{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_host("box", tmp_path, env={}, last_host=None)
+    problem, *_ = caught.value.problems
+    assert (problem.file, problem.line) == (str(tmp_path / "box.yaml"), 2)
+    assert problem.message == r"\ud800 is half of a character"
 
 
 @pytest.mark.parametrize("name", CORPUS)

@@ -65,6 +65,21 @@ def test_what_can_be_no_name_of_a_run_is_refused_before_the_host_is_reached(desk
     assert desk.type("status", "--host", "away", run).code == 4
 
 
+def test_a_name_that_is_no_text_is_one_clear_error(desk: Desk) -> None:
+    name = os.fsdecode(b"x\xff")
+    for words, what in (
+        (["status", "--host", name], r"there is no host 'x\udcff' (--host)"),
+        (["deploy", "--host", "box", "--playbook", name], r"there is no playbook 'x\udcff'"),
+        (["deploy", "--host", "box", "--playbook", f"{name}.yaml"], r"x\udcff.yaml: there is no such playbook file"),
+        (["status", "--host", "box", name], r"'x\udcff' is no name of a run"),
+        (["status", "--host", "box", "--inventory", name], r"x\udcff: there is no such inventory"),
+    ):
+        done = desk.type(*words, "--json")
+        assert done.code == done.result["exit"] == 2, (words, done.out)
+        assert what in done.error["what"], words
+        assert "Traceback" not in done.err and "bug" not in done.error["what"]
+
+
 def test_a_name_in_an_error_is_one_printable_line(desk: Desk) -> None:
     name = "x\ny\x1b[31m\u202e"
     shown = "x\\ny\\x1b[31m\\u202e"

@@ -11,7 +11,8 @@ import paramiko
 import pytest
 
 from dflash_ops.errors import TransportError
-from dflash_ops.transport.ssh import SshChannel, quick_transport
+from dflash_ops.transport.connecting import quick_transport
+from dflash_ops.transport.ssh import SshChannel
 
 
 class Cut:
