@@ -116,7 +116,7 @@ def counted(tmp_path: Path) -> Counted:
 
 
 def grandchild_in(log: str) -> int:
-    return int(log.split("grandchild is ")[1].split()[0])
+    return int(log.partition("grandchild is ")[2].split(maxsplit=1)[0])
 
 
 def parent_of(pid: int) -> int:
