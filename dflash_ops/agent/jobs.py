@@ -185,6 +185,8 @@ def run_verb(
     tail = Tail(lambda _: folder / "log")
     try:
         overdue = _wait(conversation, process, tail, timeout_s)
+        # now: what the kernel kills while we clear away is not what ended the job
+        kills = (cgroup.oom_kills() or 0) - kills_before
     finally:
         _kill(process.pid, mark)
         process.wait()
@@ -193,7 +195,6 @@ def run_verb(
     for block in tail.read():
         conversation.data(block)
     code = process.returncode
-    kills = (cgroup.oom_kills() or 0) - kills_before
     return Ending(None if code < 0 else code, -code if code < 0 else None, overdue, kills)
 
 

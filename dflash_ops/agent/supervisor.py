@@ -91,6 +91,8 @@ class Supervisor:
         self._pid = 0
         self._job: Optional[ProcessId] = None
         self._status: Optional[int] = None
+        self._kills_before = 0
+        self._kills = 0
         self._stop_seen: Any = None
         self._stop_deadline: Optional[float] = None
         self._terminated = False
@@ -102,7 +104,7 @@ class Supervisor:
     def run(self) -> None:
         wake = self._listen()
         become_subreaper()
-        kills_before = cgroup.oom_kills() or 0
+        self._kills_before = cgroup.oom_kills() or 0
         try:
             self._secrets = self._take_secrets()
             self._start()
@@ -130,7 +132,7 @@ class Supervisor:
         self._look_once_more()
         self._keep_checkpoints(self._retention.finish)
         restart = self._restart(self._folder, self._secrets, self._agent_file)
-        self._finish(self._status, (cgroup.oom_kills() or 0) - kills_before, restart)
+        self._finish(self._status, restart)
         # told after exit.json, before a restart that may wait for long
         self._notifier.tell("ended", str(((self._folder.ended() or {}).get("reason") or {}).get("what", "")))
         restart.carry_out(lambda: self._stopped_meanwhile(wake))
@@ -312,6 +314,8 @@ class Supervisor:
                 return
             if pid == self._pid:
                 self._status = status
+                # now: what the kernel kills while we clear away is not what ended the job
+                self._kills = (cgroup.oom_kills() or 0) - self._kills_before
             self._log.reaped(pid, status)
             self._notifier.reaped(pid)
 
@@ -343,7 +347,7 @@ class Supervisor:
                 say(f"the log was not at its end after {patience_s:g} s")
                 hurry()
 
-    def _finish(self, status: int, oom_kills: int, restart: Restart) -> None:
+    def _finish(self, status: int, restart: Restart) -> None:
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         # a stall does not count where it came to its end after all; a loss that is none does however it ended
@@ -356,8 +360,8 @@ class Supervisor:
             trouble = replace(trouble, good_checkpoint=None if found is None else str(found.path))
         if trouble is None and code == 0:
             trouble = self._keep_report()
-        state = end_state(code, number, self._stop_deadline is not None, oom_kills, trouble)
-        facts: Dict[str, Any] = {"oom_kill": oom_kills, "forced": self._forced}
+        state = end_state(code, number, self._stop_deadline is not None, self._kills, trouble)
+        facts: Dict[str, Any] = {"oom_kill": self._kills, "forced": self._forced}
         facts["reason"] = self._why(code) if trouble is None and state is RunState.FAILED else None
         if trouble is not None:
             facts["reason"] = trouble.to_json()

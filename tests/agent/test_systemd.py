@@ -47,6 +47,7 @@ def test_the_unit_of_a_run_lives_as_long_as_the_run(rig: Rig, inside: Agent, rel
     wait_ready(inside, "unit-a")
     assert show(rig, started["unit"], "ActiveState") == "active"
     assert show(rig, started["unit"], "KillMode") == "mixed"
+    assert show(rig, started["unit"], "OOMPolicy") == "continue"
     group = rig.exec_in_container(["cat", f"/proc/{started['pid']}/cgroup"]).stdout
     assert "dflash-ops-unit-a.service" in group
     assert inside.call("stop", run="unit-a", grace_s=60).result["state"] == "STOPPED"

@@ -1,68 +1,67 @@
 """Faults at places drawn from a seed; after each the invariants hold and the next command works.
 
-Here 30 runs with fixed seeds: every way, every fault. `FAULT_RUNS=200` runs that many others from seed `FAULT_FIRST` on
-(nightly: `make faults`), `FAULT_SEED=...` the one that a failure names.
+Here 30 runs with fixed seeds: each way with a deploy, a follow, a stop and a collect, each fault on one way at least.
+`FAULT_RUNS=200` runs that many others from number `FAULT_FIRST` on (nightly: `make faults`): every fault on every way
+that has it. `FAULT_SEED=...` runs the one that a failure names.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
+from collections.abc import Sequence
 
 import pytest
 
-from tests.faults.cases import Fault, draw
+from tests.faults.cases import Fault, dealt, draw
 from tests.faults.harness import run_seed
-from tests.faults.sites import WAYS, Ground
+from tests.faults.sites import Ground
 
 IN_CI = (
-    "7:local:AGENT",
-    "11:local:AGENT",
-    "0:local:SUPERVISOR",
-    "5:local:SUPERVISOR",
-    "3:local:PUMP",
-    "1:local:JOB",
-    "8:local:CLIENT",
-    "12:local:CLIENT",
-    "13:local:FULL",
-    "7:local:FULL",
-    "3:ssh:CUT",
-    "10:ssh:CUT",
-    "8:ssh:STALL",
-    "4:ssh:STALL",
-    "6:ssh:DELAY",
-    "7:ssh:AGENT",
-    "3:ssh:CLIENT",
-    "12:ssh:SSHD",
-    "2:pct-stream:SUPERVISOR",
-    "8:pct-stream:JOB",
-    "9:pct-stream:STALL",
-    "2:pct-stream:AGENT",
-    "2:pct-stream:CLOCK",
-    "0:pct-stream:CONTAINER",
-    "7:pct-stream:CONTAINER",
-    "10:pct-stream:FULL",
-    "58:pct-push:CUT",
-    "9:pct-push:AGENT",
-    "3:pct-push:CLIENT",
-    "6:pct-push:FULL",
+    "31:local:AGENT:DEPLOY",
+    "5:local:SUPERVISOR:DEPLOY",
+    "0:local:PUMP:FOLLOW",
+    "0:local:JOB:STOP",
+    "0:local:CLIENT:COLLECT",
+    "1:local:CLOCK:DEPLOY",
+    "13:local:FULL:DEPLOY",
+    "8:ssh:CUT:DEPLOY",
+    "4:ssh:STALL:FOLLOW",
+    "0:ssh:DELAY:COLLECT",
+    "4:ssh:AGENT:DEPLOY",
+    "2:ssh:SUPERVISOR:STOP",
+    "4:ssh:CLIENT:DEPLOY",
+    "3:ssh:SSHD:DEPLOY",
+    "3:ssh:JOB:FOLLOW",
+    "0:pct-stream:CUT:COLLECT",
+    "1:pct-stream:STALL:DEPLOY",
+    "1:pct-stream:AGENT:DEPLOY",
+    "8:pct-stream:PUMP:DEPLOY",
+    "1:pct-stream:CLIENT:FOLLOW",
+    "0:pct-stream:CLOCK:STOP",
+    "3:pct-stream:CONTAINER:DEPLOY",
+    "0:pct-stream:JOB:DEPLOY",
+    "6:pct-push:CUT:DEPLOY",
+    "0:pct-push:DELAY:STOP",
+    "1:pct-push:AGENT:DEPLOY",
+    "2:pct-push:CLIENT:DEPLOY",
+    "17:pct-push:FULL:DEPLOY",
+    "0:pct-push:SSHD:FOLLOW",
+    "0:pct-push:CONTAINER:COLLECT",
 )
-"""Chosen so that every fault, scenario and part of a deploy is met."""
+"""What of all there is they meet: test_drawing.py."""
 
 
-def _seeds() -> list[tuple[str, str]]:
-    """(seed, way)"""
+def _seeds() -> Sequence[str]:
     if one := os.environ.get("FAULT_SEED"):
-        return [(one, draw(one).way)]
+        return (one,)
     if many := os.environ.get("FAULT_RUNS"):
         first = int(os.environ.get("FAULT_FIRST", "0"))
-        numbers = range(first, first + int(many))
-        return [(f"{number}:{way}", way) for number, way in zip(numbers, itertools.cycle(WAYS))]
-    return [(seed, draw(seed).way) for seed in IN_CI]
+        return [dealt(number) for number in range(first, first + int(many))]
+    return IN_CI
 
 
 def _params() -> list[object]:
-    return [pytest.param(seed, marks=[] if way == "local" else [pytest.mark.rig]) for seed, way in _seeds()]
+    return [pytest.param(seed, marks=[] if draw(seed).way == "local" else [pytest.mark.rig]) for seed in _seeds()]
 
 
 @pytest.mark.parametrize("seed", _params())
