@@ -59,7 +59,7 @@ class Pct(Model):
     id: Annotated[int, Field(ge=100, le=999_999_999)]
     """Container id, as `pct list` shows it."""
     transfer: Literal["stream", "push"] = "stream"
-    """stream: releases ride in the conversation. push: over the node by `pct push`, in pieces that are verified inside."""
+    """stream: releases ride in the conversation. push: by `pct push` on the node, in pieces that are verified there."""
     become: Literal["none", "sudo"] = "none"
     """How pct gets root on the node: none (the SSH user is root) or sudo (without a password)."""
     command: Annotated[str, PROGRAM] = _PCT
