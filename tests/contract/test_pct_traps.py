@@ -192,7 +192,7 @@ def test_what_survives_a_killed_pct_does_not_survive_us(desk: Desk, rig: Rig) ->
         process.until_event("canary")
         jobs = ["pgrep", "-f", "tiny_trainer canary"]
         eventually(lambda: rig.exec_in_container(jobs).returncode == 0)
-        rig.node_run(["pkill", "-TERM", "-f", f"^lxc-attach .*/{desk.folder.name}"], check=True)
+        rig.node_run(["pkill", "-TERM", "-f", f"^(/usr/bin/)?lxc-attach .*/{desk.folder.name}"], check=True)
         result = process.rest()[-1]
         eventually(lambda: rig.exec_in_container(jobs).returncode == 1)
     assert (result["exit"], result["verdict"]) == (7, "inconclusive")
