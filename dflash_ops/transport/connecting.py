@@ -159,8 +159,6 @@ def _open(hop: Hop, ssh: Ssh, announce: Callable[[str], None]) -> None:
         if connection.gateway is None:
             connection.connect_kwargs["sock"] = ReadAhead(quick_socket(connection.host, connection.port))
         connection.open()
-    except TransportError:
-        raise
     except paramiko.BadHostKeyException as error:
         raise TransportError(
             f"the host key of {'the jump host ' if hop.jump else ''}{hop.key_name} has CHANGED: "
@@ -177,20 +175,12 @@ def _open(hop: Hop, ssh: Ssh, announce: Callable[[str], None]) -> None:
             fix="unlock it in ssh-agent: `ssh-add`",
         ) from error
     except paramiko.AuthenticationException as error:
-        raise TransportError(
-            f"{hop.name} refused the login of {connection.user}",
-            kind="auth",
-            where=where,
-            fix=f"`{hop.command}` must work without a password",
-        ) from error
+        raise _no_login(f"{hop.name} refused the login of {connection.user}", hop, where) from error
     except (paramiko.SSHException, OSError, EOFError) as error:
         why = getattr(error, "text", "") or str(error) or type(error).__name__
         if why == "No authentication methods available":
-            raise TransportError(
-                f"there is no key for {hop.name}: neither ssh-agent nor a file has one",
-                kind="auth",
-                where=where,
-                fix=f"`{hop.command}` must work without a password",
+            raise _no_login(
+                f"there is no key for {hop.name}: neither ssh-agent nor a file has one", hop, where
             ) from error
         through = getattr(connection.gateway, "original_host", "")
         raise TransportError(
@@ -199,3 +189,7 @@ def _open(hop: Hop, ssh: Ssh, announce: Callable[[str], None]) -> None:
             where=where,
             fix=f"see why: `{hop.command}`",
         ) from error
+
+
+def _no_login(what: str, hop: Hop, where: str) -> TransportError:
+    return TransportError(what, kind="auth", where=where, fix=f"`{hop.command}` must work without a password")

@@ -34,6 +34,26 @@ CONFIG = DrafterConfig(
     initializer_range=0.3,
 )
 
+COMPILED_CONFIG = DrafterConfig(
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=32,
+    rms_norm_eps=1e-6,
+    rope_theta=1e4,
+    vocab_size=500,
+    block_size=16,
+    num_target_layers=4,
+    target_layer_ids=(1, 2),
+    mask_token_id=3,
+    max_position_embeddings=512,
+    tie_word_embeddings=False,
+    initializer_range=0.1,
+)
+"""Large enough that kernels have whole tiles of it."""
+
 
 def windows(size: int) -> tuple[SlidingWindow | None, ...]:
     """No window, and all four kinds of one of `size` positions."""

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests.trainer.any_step import Built, build, data, module, take_step, train_plainly
+from tests.trainer.drafting import COMPILED_CONFIG
 from tests.trainer.test_exchange import in_threads
 from trainer.abort import Abort
 from trainer.anchors import Anchors
@@ -35,7 +36,7 @@ from trainer.compile import (
     own_device,
     steady_phase,
 )
-from trainer.dflash_model import DFlashDrafter, DrafterConfig
+from trainer.dflash_model import DFlashDrafter
 from trainer.exchange import ThreadExchange
 from trainer.optimizer import ClippedAdamW
 from trainer.step import Batch, DrafterStep, FrozenHead, blank_batch
@@ -336,24 +337,7 @@ def test_graphs_have_a_pool_of_their_own() -> None:
     assert len(found[0][1] - before) == 2, "one private pool for each worker"
 
 
-CONFIG = DrafterConfig(
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=32,
-    rms_norm_eps=1e-6,
-    rope_theta=1e4,
-    vocab_size=500,
-    block_size=16,
-    num_target_layers=4,
-    target_layer_ids=(1, 2),
-    mask_token_id=3,
-    max_position_embeddings=512,
-    tie_word_embeddings=True,
-    initializer_range=0.1,
-)
+CONFIG = replace(COMPILED_CONFIG, tie_word_embeddings=True)
 
 
 def drafter_batch(seed: int, bucket: int) -> Batch:

@@ -15,13 +15,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.trainer.drafting import COMPILED_CONFIG
 from tests.trainer.test_exchange import in_threads, union
 from trainer.abort import Abort
 from trainer.anchors import Anchors
 from trainer.canary.measure import Distance, relative, tolerance, worst
 from trainer.collector import keep_from_collector, paused_collector
 from trainer.compile import STRATEGIES, Gate, own_device, steady_phase
-from trainer.dflash_model import DFlashDrafter, DrafterConfig
+from trainer.dflash_model import DFlashDrafter
 from trainer.exchange import Exchange, ThreadExchange
 from trainer.nccl_exchange import NcclExchange
 from trainer.optimizer import ClippedAdamW
@@ -31,24 +32,7 @@ pytestmark = pytest.mark.torch
 
 CPU = torch.device("cpu")
 TOKENS, SLOTS, STEPS = 128, 8, 6
-CONFIG = DrafterConfig(
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=32,
-    rms_norm_eps=1e-6,
-    rope_theta=1e4,
-    vocab_size=500,
-    block_size=16,
-    num_target_layers=4,
-    target_layer_ids=(1, 2),
-    mask_token_id=3,
-    max_position_embeddings=512,
-    tie_word_embeddings=False,
-    initializer_range=0.1,
-)
+CONFIG = COMPILED_CONFIG
 Weights = dict[str, torch.Tensor]
 Data = list[list[Batch]]
 """By step and replica, one row each, on the CPU."""
