@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trainer.abort import Abort
 from trainer.anchors import Anchors
-from trainer.canary import controls, gate, numbers, run_canary
+from trainer.canary import controls, entry, gate, numbers, run_canary
 from trainer.canary.batches import random_batches
 from trainer.canary.controls import run_controls
 from trainer.canary.gate import gate_settings
@@ -26,6 +26,7 @@ from trainer.canary.measure import relative
 from trainer.canary.reference import Eager, Order
 from trainer.canary.standstill import Standstill
 from trainer.canary.structure import replays_by_step
+from trainer.canary.witness import WorkerRecord
 from trainer.compile import Gate, GraphCounts, gate_holder
 from trainer.errors import Aborted
 from trainer.parts import Parts, load_parts
@@ -183,6 +184,27 @@ def test_a_replica_that_is_still_held_is_no_warning(
     _, failed, said = verdict(ready(), tmp_path / "out", monkeypatch, Kept)
     assert failed == {"memory_back": {None}}
     assert "0 of the gate's 2 replicas" in said["memory_back", None] and "are still held" in said["memory_back", None]
+
+
+def test_a_parameter_whose_memory_was_given_back_is_not_held(
+    ready: Ready, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU under reduce-overhead: what its graphs write to leads through autograd to the parameters."""
+    kept = []
+
+    class Kept(Planted):
+        def __init__(self, replica: DrafterReplica, worker: int) -> None:
+            super().__init__(replica, worker)
+            kept.extend(replica.drafter.parameters())
+
+    def give_back(workers: Sequence[WorkerRecord]) -> None:
+        for worker in workers:
+            for each in worker.trained.drafter.parameters():
+                each.untyped_storage().resize_(0)
+
+    monkeypatch.setattr(entry, "give_back", give_back)
+    _, failed, _ = verdict(ready(), tmp_path / "out", monkeypatch, Kept)
+    assert failed == {}
 
 
 def test_replicas_that_drift_apart_by_a_single_bit(

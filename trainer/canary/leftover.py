@@ -1,7 +1,7 @@
 """What the gate leaves behind: the rehearsal needs the room that the run will have.
 
-Inductor's own CUDA graphs stay: they hold the memory of the weights that they read (not the parameters), and what they
-write to, in cycles, and the garbage collector is kept away from compiled code (`trainer.collector`).
+Inductor's own CUDA graphs stay, and what they write to, in cycles, and the garbage collector is kept away from compiled
+code (`trainer.collector`). What they write to leads through autograd to the parameters, whose memory `give_back` frees.
 """
 
 from __future__ import annotations
@@ -48,18 +48,19 @@ class Leftover:
         self._threads += threads
 
     def check(self) -> Check:
-        """`memory_back`: a failure where anything still refers to a replica; bytes alone are a warning.
+        """`memory_back`: a failure where anything holds a replica or its weights' memory; other bytes are a warning.
 
-        Where Inductor keeps graphs, bytes are told and not judged.
+        Where Inductor keeps graphs, other bytes are told and not judged.
         """
         more = {index: now - self._before.get(index, 0) for index, now in _allocated().items()}
         figures: dict[str, float] = {f"cuda_{index}_bytes": each for index, each in more.items()}
         replicas = sum(each() is not None for each in self._replicas)
-        alive = sum(each() is not None for each in self._parameters)
-        figures |= {"parameters": len(self._parameters), "alive": alive}
-        if replicas or alive:
+        alive = [parameter for each in self._parameters if (parameter := each()) is not None]
+        held = sum(each.untyped_storage().nbytes() > 0 for each in alive)
+        figures |= {"parameters": len(self._parameters), "alive": len(alive), "held": held}
+        if replicas or held:
             what = (
-                f"{replicas} of the gate's {len(self._replicas)} replicas, and {alive} of their "
+                f"{replicas} of the gate's {len(self._replicas)} replicas, and {held} of their "
                 f"{len(self._parameters)} parameters, are still held: the rehearsal has less room than the run"
             )
             return Check("memory_back", None, Outcome.FAIL, what, figures)
