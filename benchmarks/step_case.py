@@ -70,11 +70,11 @@ class Run:
     def run(self) -> dict[str, Any]:
         """The case's figures. `share_of_tolerance` above 1 is a wrong gradient."""
         case = self._case
-        with open(os.environ["LOCK"], "w") as lock, steady_phase() as forbid:
+        with open(os.environ["LOCK"], "w") as lock, steady_phase() as begin:
             fcntl.flock(lock, fcntl.LOCK_SH)
 
             def opened() -> None:
-                forbid()
+                begin()
                 self._exchange.open()
                 fcntl.flock(lock, fcntl.LOCK_EX)
 

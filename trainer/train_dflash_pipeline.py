@@ -20,7 +20,6 @@ from trainer.abort import Abort
 from trainer.at_work import AtWork
 from trainer.board import StepBoard, StepReport
 from trainer.checkpoint import save_checkpoint
-from trainer.collector import keep_from_collector, paused_collector
 from trainer.compile import Gate, steady_phase
 from trainer.errors import InputError
 from trainer.evaluation_worker import EvaluationWorker
@@ -159,22 +158,17 @@ class _Training:
         started = time.monotonic()
 
         def opened() -> None:
-            forbid()
             self._exchange.open()
-            keep_from_collector()
-            building.close()
+            begin()
             self._meter.start()
             log.info("warmed up in %.1f s", time.monotonic() - started)
 
         at_work = AtWork(self._out / "at_work.ndjson")
-        with contextlib.closing(at_work), contextlib.ExitStack() as building, steady_phase() as forbid:
-            building.enter_context(paused_collector())
+        with contextlib.closing(at_work), steady_phase() as begin:
             workers = self._workers(Gate(self._parties, self._abort, on_open=opened), at_work)
             for worker in workers:
                 worker.start()
             self._join(workers)
-            # the workers end here, and their compiled steps with them
-            keep_from_collector()
         if self._abort.failure is not None:
             raise self._abort.failure
 

@@ -6,7 +6,8 @@ import gc
 
 import pytest
 
-from trainer.collector import keep_from_collector, paused_collector
+from trainer.collector import paused_collector
+from trainer.compile import steady_phase
 
 
 class Node:
@@ -36,12 +37,35 @@ def test_paused_inside_the_block_only() -> None:
     assert gc.isenabled()
 
 
-def test_what_is_kept_is_never_torn_down() -> None:
-    node = Node()
-    keep_from_collector()
-    del node
-    gc.collect()
-    assert Node.gone == 0
-    gc.unfreeze()
+def test_no_collection_before_the_steady_phase() -> None:
+    with steady_phase() as begin:
+        assert not gc.isenabled()
+        begin()
+        assert gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_a_phase_that_never_began_gives_the_collector_back() -> None:
+    with pytest.raises(RuntimeError, match="a worker"), steady_phase():
+        raise RuntimeError("a worker failed while it was built")
+    assert gc.isenabled()
+
+
+def test_what_was_built_and_what_workers_leave_is_never_torn_down() -> None:
+    with steady_phase() as begin:
+        built = Node()
+        begin()
+        del built
+        gc.collect()
+        assert Node.gone == 0
+        between = Node()
+        del between
+        gc.collect()
+        assert Node.gone == 1, "only what was compiled is kept"
+        left = Node()
+        del left
     gc.collect()
     assert Node.gone == 1
+    gc.unfreeze()
+    gc.collect()
+    assert Node.gone == 3

@@ -83,8 +83,8 @@ def test_workers_compile_under_the_gate_and_then_never_again(strategy: str) -> N
             compiled(torch.ones(5, 4))
         return found
 
-    with CompileLog() as log, steady_phase() as forbid:
-        gate = Gate(workers, abort, on_open=forbid)
+    with CompileLog() as log, steady_phase() as begin:
+        gate = Gate(workers, abort, on_open=begin)
         found = in_threads(workers, work, 300)
     for each in found:
         assert isinstance(each, list), each

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from tests.trainer.drafting import COMPILED_CONFIG
 from tests.trainer.test_exchange import in_threads
 from trainer.abort import Abort
 from trainer.anchors import Anchors
-from trainer.collector import keep_from_collector, paused_collector
 from trainer.compile import (
     STRATEGIES,
     CompileLog,
@@ -45,12 +44,6 @@ pytestmark = [pytest.mark.torch, pytest.mark.cuda]
 
 GPU = torch.device("cuda:0")
 GRAPHED = ["reduce-overhead", "whole-step"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_collection() -> Iterator[None]:
-    with paused_collector():
-        yield
 
 
 def uncompiled(name: str) -> Strategy:
@@ -85,10 +78,10 @@ def on_the_gpu(count: int, make: Callable[[int], Any], work: Callable[[int, Any]
             abort.fail(name, error)
             raise
 
-    with steady_phase() as forbid, CompileLog() as log:
+    with steady_phase() as begin, CompileLog() as log:
 
         def on_open() -> None:
-            forbid()
+            begin()
             opened.extend([graph_counts(), len(log.events)])
 
         gate = Gate(count, abort, on_open=on_open)
@@ -96,8 +89,6 @@ def on_the_gpu(count: int, make: Callable[[int], Any], work: Callable[[int, Any]
         for each in found:
             assert not isinstance(each, BaseException), each
         late = log.events[opened[1] :]
-    # as the trainer does: collecting what compiled threads leave behind has ended a process (torch 2.11)
-    keep_from_collector()
     assert late == [], "compiled in the steady phase"
     ended = graph_counts()
     return found, [

@@ -20,7 +20,6 @@ from tests.trainer.test_exchange import in_threads, union
 from trainer.abort import Abort
 from trainer.anchors import Anchors
 from trainer.canary.measure import Distance, relative, tolerance, worst
-from trainer.collector import keep_from_collector, paused_collector
 from trainer.compile import STRATEGIES, Gate, own_device, steady_phase
 from trainer.dflash_model import DFlashDrafter
 from trainer.exchange import Exchange, ThreadExchange
@@ -119,12 +118,12 @@ def trained(
             step.update()
         return {name: each.detach().to("cpu", copy=True) for name, each in drafter.named_parameters()}
 
-    with steady_phase() as forbid:
+    with steady_phase() as begin:
 
         def opened() -> None:
             if exchange is not None:
                 exchange.open()
-            forbid()
+            begin()
 
         gate = Gate(len(devices), abort, on_open=opened)
         found = in_threads(len(devices), work, 400)
@@ -170,6 +169,4 @@ def test_threads_on_slices_train_as_one_on_the_union(replicas: int) -> None:
 @pytest.mark.cuda(2)
 def test_gpus_on_slices_train_as_one_on_the_union() -> None:
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    with paused_collector():
-        check_union(devices, "whole-step", NcclExchange(devices, Abort()))
-        keep_from_collector()
+    check_union(devices, "whole-step", NcclExchange(devices, Abort()))

@@ -124,12 +124,12 @@ class _GateRun:
             if device.type == "cuda":
                 # the batches came on this thread's stream, and the workers have streams of their own
                 torch.cuda.current_stream(device).synchronize()
-        with self._log, self._draws, steady_phase() as forbid:
+        with self._log, self._draws, steady_phase() as begin:
 
             def opened() -> None:
                 self._steady_from = len(self._log.events)
                 self._exchange.open()
-                forbid()
+                begin()
 
             workers = self._workers(Gate(len(self._records), self._abort, on_open=opened))
             for worker in workers:

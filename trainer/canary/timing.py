@@ -72,12 +72,12 @@ class _TimedRun:
             torch.cuda.current_stream(index).synchronize()
             torch.cuda.reset_peak_memory_stats(index)
         started = time.monotonic()
-        with steady_phase() as forbid:
+        with steady_phase() as begin:
 
             def opened() -> None:
                 self._exchange.open()
                 self._ready_at = time.monotonic()
-                forbid()
+                begin()
 
             workers = self._workers(Gate(len(self._drafters), self._abort, on_open=opened), batches)
             for worker in workers:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from trainer.abort import Abort
+from trainer.collector import keep_from_collector, paused_collector
 from trainer.errors import Aborted
 
 _LOCK = threading.Lock()
@@ -77,16 +78,23 @@ class Gate:
 
 @contextlib.contextmanager
 def steady_phase() -> Iterator[Callable[[], None]]:
-    """Gives a function that forbids any further compile in this process (a Gate's `on_open`), until the block ends.
+    """Round the lives of all workers. Gives a Gate's `on_open`, which forbids any further compile until the block ends.
 
     `fail_on_recompile` is process-global: a shape or a weight that moved then raises in the worker that it
-    belongs to, where it would otherwise fall back to slow or wrong code in silence.
+    belongs to, where it would otherwise fall back to slow or wrong code in silence. Until the gate opens the garbage
+    collector rests; what was compiled, and what its workers leave behind, it never looks at.
     """
+    with contextlib.ExitStack() as building:
+        building.enter_context(paused_collector())
 
-    def forbid() -> None:
-        torch.compiler.set_stance("fail_on_recompile")
+        def begin() -> None:
+            torch.compiler.set_stance("fail_on_recompile")
+            keep_from_collector()
+            building.close()
 
-    try:
-        yield forbid
-    finally:
-        torch.compiler.set_stance("default")
+        try:
+            yield begin
+        finally:
+            torch.compiler.set_stance("default")
+            # the workers have ended, and their compiled steps with them
+            keep_from_collector()
