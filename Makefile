@@ -21,7 +21,7 @@ demo: ## sets up .venv, then deploys playbooks/quickstart.yaml to this machine (
 	@scripts/venv.sh trainer
 	$(BIN)/dflash-ops deploy --host local --playbook quickstart
 
-test: ## sets up .venv, then lint, types and all tests (root on Debian/Ubuntu: installs openssh-server, lxc, uidmap)
+test: ## sets up .venv, then lint, types and all tests (root on Debian/Ubuntu: installs openssh-server, lxc, uidmap, sudo)
 	@scripts/rig-packages.sh
 	@scripts/venv.sh trainer,dev
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ while it is timed (a lock on the file `LOCK`).
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import fcntl
 import json
 import os
@@ -214,6 +215,7 @@ def _memory(devices: list[torch.device]) -> dict[str, list[float]]:
 
 def main() -> None:
     """Reads the case from the only argument."""
+    faulthandler.enable()
     case = Case(**json.loads(sys.argv[1]))
     print(json.dumps({"case": dataclasses.asdict(case), **Run(case).run()}), flush=True)
 

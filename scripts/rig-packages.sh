@@ -3,7 +3,7 @@
 # missing, and says so first. Elsewhere: says that the rig's tests will skip.
 set -eu
 
-wanted="openssh-server lxc uidmap"
+wanted="openssh-server lxc uidmap sudo"
 
 say() { printf '%s\n' "rig: $*"; }
 

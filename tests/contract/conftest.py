@@ -18,10 +18,10 @@ WAYS = [
 ]
 
 
-def ssh_section(rig: Rig) -> str:
+def ssh_section(rig: Rig, user: str = "root") -> str:
     return (
         "ssh:\n"
-        f"  address: 127.0.0.1\n  port: {rig.port}\n  user: root\n"
+        f"  address: 127.0.0.1\n  port: {rig.port}\n  user: {user}\n"
         f"  identity_file: {rig.identity}\n  known_hosts: {rig.known_hosts}\n"
     )
 

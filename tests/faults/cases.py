@@ -48,10 +48,12 @@ RUNNING = ("launched", "log", "progress")
 # files of the work directory at whose sight a fault may strike, as `glob` takes them
 FILE = "file "
 STAGING = (f"{FILE}releases/*.tgz.*", f"{FILE}releases/*[0-9a-f].part")
+_DIGEST = "[0-9a-f]" * 64
+STAGED = f"{FILE}releases/{_DIGEST}"
 BEGINNING = (f"{FILE}lock/owner.json", f"{FILE}scratch/*/out", f"{FILE}runs/*/run.json")
 WRITING = (f"{FILE}runs/*/out/checkpoints/*.part", f"{FILE}runs/*/out/checkpoints/*")
 PLACES: dict[Scenario, tuple[str, ...]] = {
-    Scenario.DEPLOY: (TYPED, *AT_HOST, "canary", *RUNNING, "ended", *STAGING, *BEGINNING, *WRITING),
+    Scenario.DEPLOY: (TYPED, *AT_HOST, "canary", *RUNNING, "ended", *STAGING, STAGED, *BEGINNING, *WRITING),
     Scenario.FOLLOW: (TYPED, "log"),
     Scenario.STOP: (TYPED, "phase"),
     Scenario.COLLECT: (TYPED,),
@@ -60,7 +62,7 @@ PLACES: dict[Scenario, tuple[str, ...]] = {
 SUPERVISED = ("launched", "log", "progress", TYPED, "phase", *WRITING)
 AT_WORK = ("canary", *SUPERVISED)
 # only a host that is new has this to do
-NEW_ONLY = ("canary", *STAGING)
+NEW_ONLY = ("canary", *STAGING, STAGED)
 HELD_UP = ("asking", "canary", "launched", "log", "progress")
 """Events after which it is quiet for a while: a fault may wait a moment there."""
 MOST_LINES = 5
@@ -91,7 +93,7 @@ class Place:
 
     def __str__(self) -> str:
         if self.event.startswith(FILE):
-            return f"when {self.event.removeprefix(FILE)} is there"
+            return f"when {self.event.removeprefix(FILE).replace(_DIGEST, 'DIGEST')} is there"
         return "once typed" if self.event == TYPED else f"after {self.event} #{self.nth}"
 
 

@@ -21,6 +21,7 @@ PROGRAMS = {
     "lxc-start": "lxc",
     "lxc-attach": "lxc",
     "newuidmap": "uidmap",
+    "sudo": "sudo",
     "/lib/systemd/systemd": "systemd",
     "dbus-daemon": "dbus",
     "nsenter": "util-linux",

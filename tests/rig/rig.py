@@ -19,6 +19,8 @@ SYSTEMD_UP = {"running", "degraded"}
 START_S = 240
 PUSH_S = 120
 """No push of a test takes longer."""
+USER_ID = 60_100
+"""Of the users that only the node has, the first."""
 UNSHARE = ["unshare", "--mount", "--propagation=slave", "--pid", "--mount-proc", "--fork", "--kill-child"]
 # The environment that sshd gives root, for what tests run on the node without ssh.
 NODE_ENVIRONMENT = {
@@ -56,6 +58,8 @@ class Rig:
     missing_container_id = 999
     elsewhere_container_id = 300
     elsewhere_node = "pve2"
+    operator, limited = "rig-operator", "rig-limited"
+    """Users of the node who are not root: sudo gives the one pct without a password, the other no more than true."""
     node = "node"
     box = "box"
 
@@ -190,6 +194,7 @@ class Rig:
         elsewhere = cluster / "nodes" / self.elsewhere_node / "lxc" / f"{self.elsewhere_container_id}.conf"
         elsewhere.parent.mkdir(parents=True)
         elsewhere.write_text(CONFIGURATION.format(vmid=self.elsewhere_container_id))
+        self._write_users()
         (self.folder / "subids").write_text(f"root:{container.ID_BASE}:{container.ID_COUNT}\n")
         pct = self.folder / "sbin" / "pct"
         pct.parent.mkdir()
@@ -209,6 +214,19 @@ class Rig:
         shown = ["ssh-keygen", "-l", "-E", "sha256", "-f", str(self.folder / "host_key.pub")]
         listed = subprocess.run(shown, check=True, capture_output=True, text=True)
         self.host_key_fingerprint = listed.stdout.split()[1]
+
+    def _write_users(self) -> None:
+        """In the node's own /etc."""
+        etc, users = self.folder / "etc", (self.operator, self.limited)
+        there = Path("/etc/passwd").read_text()
+        lines = (f"{name}:x:{USER_ID + number}:{USER_ID}::/tmp:/bin/sh" for number, name in enumerate(users))
+        (etc / "passwd").write_text(there + "".join(f"{each}\n" for each in lines))
+        # "*": no password fits, and yet the account is not locked
+        (etc / "shadow").write_text("".join(f"{name}:*:19000:0:99999:7:::\n" for name in ("root", *users)))
+        (etc / "shadow").chmod(0o600)
+        sudoers = f"{self.operator} ALL=(root) NOPASSWD: /usr/sbin/pct\n{self.limited} ALL=(root) NOPASSWD: /bin/true\n"
+        (etc / "sudoers").write_text(sudoers)
+        (etc / "sudoers").chmod(0o440)
 
     def _start_node(self) -> None:
         # Another process may take the port between the choice and sshd's bind.
