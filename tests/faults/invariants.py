@@ -39,6 +39,9 @@ def after_fault(site: Site, case: Case, command: Command, run: str | None) -> It
     if run is not None:
         yield from _what_a_follower_saw(site, case, command, run)
     yield from _no_lock_left(site, case)
+    # a command that was killed has left its own for the next one to sweep
+    if case.fault is not Fault.CLIENT:
+        yield from _nothing_temporary(site)
 
 
 def _how_it_ended(case: Case, command: Command) -> Iterator[str]:
@@ -178,6 +181,7 @@ def after_all(site: Site, states: dict[str, str]) -> Iterator[str]:
     """`states`: what `collect` said of each run."""
     yield from _no_agent_left(site)
     yield from _nothing_unfinished(site)
+    yield from _nothing_temporary(site)
     yield from whole_releases(site.view("releases"))
     yield from _a_verdict_for_each_run(site)
     yield from _never_two_launched(site)
@@ -206,6 +210,11 @@ def _nothing_unfinished(site: Site) -> Iterator[str]:
     yield from (f"{path} was left here" for path in site.desk.runs.rglob("*") if UNFINISHED.fullmatch(path.name))
     if site.rig is not None:
         yield from (f"{path} was left on the node" for path in site.rig.left_of_pushes())
+
+
+def _nothing_temporary(site: Site) -> Iterator[str]:
+    """Releases are built in the workstation's temporary folder."""
+    yield from (f"{path.name} was left in this workstation's TMPDIR" for path in site.temporary.iterdir())
 
 
 def _never_two_launched(site: Site) -> Iterator[str]:

@@ -99,6 +99,11 @@ class Site:
         return f"{self.parent}/work"
 
     @property
+    def temporary(self) -> Path:
+        """The workstation's, for the commands of this run alone."""
+        return self.desk.folder / "tmp"
+
+    @property
     def in_container(self) -> bool:
         return self.way.startswith("pct")
 
@@ -122,8 +127,8 @@ class Site:
         for name, text in ways.items():
             self.desk.write_host(name, text)
         self.desk.write_playbook(faults=("slow-steps",), training=TRAINING)
-        for name in ("said", "tmp"):
-            (self.desk.folder / name).mkdir()
+        for folder in (self.desk.folder / "said", self.temporary):
+            folder.mkdir()
 
     def type(self, *words: str, shaky: bool = False, beat: float | None = None) -> Command:
         """A command with `--json`; `shaky`: over the link that may break."""
@@ -131,7 +136,7 @@ class Site:
         return self.typist.type(
             [*words, "--json", "--host", host],
             cwd=self.desk.folder,
-            environment={**self.desk.env(), "TMPDIR": str(self.desk.folder / "tmp")},
+            environment={**self.desk.env(), "TMPDIR": str(self.temporary)},
             output=self.desk.folder / "said",
             beat=beat,
         )
