@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -36,9 +37,13 @@ def writing(path: Path, needed: int | None = None) -> Iterator[None]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Mode 0600 for what is new; the folder must exist. Raises OSError that names `path`."""
+    """Mode 0600 for what is new; the folder must exist. Raises OSError that names `path`.
+
+    What a killed command left half-written beside it goes.
+    """
     with writing(path, len(data)):
         _write_bytes(path, data)
+    _sweep(path)
 
 
 def _write_bytes(path: Path, data: bytes) -> None:
@@ -54,6 +59,25 @@ def _write_bytes(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def _sweep(path: Path) -> None:
+    left = re.compile(rf"\.{re.escape(path.name)}\.(\d+)\.tmp")
+    with suppress(OSError):
+        for other in path.parent.iterdir():
+            writer = left.fullmatch(other.name)
+            if writer is not None and not _lives(int(writer[1])):
+                other.unlink(missing_ok=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def write_json(path: Path, value: object) -> None:

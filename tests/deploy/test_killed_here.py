@@ -7,12 +7,14 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import termios
 from pathlib import Path
 
 import pytest
 
 from dflash_ops.deploy import scratch
+from dflash_ops.files import write_bytes
 from tests.commands import Desk, listen_to_interrupts
 
 
@@ -46,6 +48,30 @@ def test_what_a_killed_command_built_is_swept_by_the_next_that_builds(desk: Desk
         living.kill(signal.SIGHUP)
         assert living.rest()[-1]["exit"] == living.code == 130
     assert set(temporary.iterdir()) == {stranger}
+
+
+KILLED_WHILE_WRITING = """
+import os, signal, sys
+from pathlib import Path
+from dflash_ops import files
+os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
+files.write_bytes(Path(sys.argv[1]), b"half of it")
+"""
+
+
+def test_what_a_killed_command_half_wrote_goes_when_its_file_is_written_again(tmp_path: Path) -> None:
+    report = tmp_path / "report.md"
+    killed = subprocess.run([sys.executable, "-c", KILLED_WHILE_WRITING, str(report)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (half,) = tmp_path.iterdir()
+    assert half != report
+    # of a command that lives, and of another file
+    kept = {tmp_path / f".report.md.{os.getppid()}.tmp", half.with_name(half.name.replace("report", "other"))}
+    for path in kept:
+        path.touch()
+    write_bytes(report, b"all of it")
+    assert set(tmp_path.iterdir()) == {report, *kept}
+    assert report.read_bytes() == b"all of it"
 
 
 def test_a_folder_is_swept_before_its_owner_has_locked_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
