@@ -199,7 +199,9 @@ class Rig:
         pct = self.folder / "sbin" / "pct"
         pct.parent.mkdir()
         words = [sys.executable, "-ES", requirements.NODE / "pct", self.folder]
-        pct.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, words))} "$@"\n')
+        # as PVE::RESTEnvironment dies; who is not root may not even reach this interpreter
+        refusal = '[ "$(id -u)" = 0 ] || { echo "please run as root" >&2; exit 255; }'
+        pct.write_text(f'#!/bin/sh\n{refusal}\nexec {shlex.join(map(str, words))} "$@"\n')
         pct.chmod(0o755)
         attach = self.folder / "sbin" / "lxc-attach"
         # Proxmox calls a container by its id; several rigs have one of each

@@ -110,9 +110,9 @@ def replayed(rig: Rig, folder: Path) -> dict[int, subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{number}: {case.command[:60]}" for number, case in enumerate(CASES)])
-def test_case(case: Case, replayed: dict[int, subprocess.CompletedProcess[str]]) -> None:
+def test_case(case: Case, replayed: dict[int, subprocess.CompletedProcess[str]], rig: Rig) -> None:
     result = replayed[id(case)]
-    passwd_bytes = Path("/etc/passwd").stat().st_size
+    passwd_bytes = int(rig.node_run(["stat", "-c", "%s", "/etc/passwd"], check=True).stdout)
     got = [_normalised(text.splitlines(), passwd_bytes) for text in (result.stdout, result.stderr)]
     wanted = [_normalised(lines, passwd_bytes) for lines in (case.stdout, case.stderr)]
     if case.command.startswith(CONCURRENT):
