@@ -1,4 +1,4 @@
-"""The host's Pythons: finding one, what is installed in it, and whether a release compiles under it."""
+"""The host's Pythons: finding one, and what is installed in it."""
 
 from __future__ import annotations
 
@@ -9,37 +9,15 @@ import shutil
 import subprocess
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from .accounts import Account, own_home, popen_options
-from .arguments import Arguments
 from .devices import search_path
 from .errors import AgentError, ExitCode
 from .files import digest_of
 from .packages import LIST_PACKAGES
-from .releases import find_release
 from .workdir import SYSTEM_PATH
 
-if TYPE_CHECKING:
-    from .conversation import Conversation
-
-_COMPILE = """
-import json, os, sys
-bad, count = [], 0
-for folder, folders, names in os.walk(sys.argv[1]):
-    folders.sort()
-    for name in sorted(names):
-        if name.endswith(".py"):
-            count += 1
-            path = os.path.join(folder, name)
-            try:
-                with open(path, "rb") as source:
-                    compile(source.read(), path, "exec", dont_inherit=True)
-            except (SyntaxError, ValueError) as error:
-                bad.append({"path": os.path.relpath(path, sys.argv[1]), "line": getattr(error, "lineno", None),
-                            "message": getattr(error, "msg", None) or str(error)})
-print(json.dumps([count, bad]))
-"""
 _USUAL_PLACES = ("/opt/*/bin/python3", "/opt/*/*/bin/python3", "~/*/bin/python3", "~/.*/bin/python3")
 _TIMEOUT_S = 300
 _LATELY_S = 30.0
@@ -168,21 +146,3 @@ def probed_lately(python: str, account: Optional[Account]) -> Environment:
     """What `probe_and_note` saw seconds ago, else as `probe`: for what is only told, never for the gate."""
     when, found = _SEEN.get((python, account), (0.0, None))
     return found if found is not None and time.monotonic() - when < _LATELY_S else probe(python, account)
-
-
-def op_syntax(conversation: Conversation, args: Arguments) -> Dict[str, Any]:
-    release = find_release(conversation.work, args.digest())
-    python = find_python(args.text("python"))
-    command = [python, "-I", "-S", "-c", _COMPILE, str(release)]
-    count, bad = ask_python(command, python, None, "compile the release")
-    if bad:
-        first = bad[0]
-        raise AgentError(
-            "syntax",
-            f"{len(bad)} of {count} files do not compile under {python}: {first['message']}",
-            f"{first['path']}, line {first['line']}",
-            "correct the file, or choose a newer python for this host",
-            ExitCode.REFUSED,
-            bad,
-        )
-    return {"files": count}

@@ -49,7 +49,7 @@ OPERATIONS: Dict[str, str] = {
     "archive_begin": "releases",
     "archive_piece": "releases",
     "stage": "releases",
-    "syntax": "pythons",
+    "syntax": "syntax",
     "activate": "releases",
     "rollback": "rollback",
     "asset": "assets",

@@ -160,6 +160,43 @@ def test_syntax_is_of_the_hosts_python_and_leaves_the_release_alone(agent: Agent
     assert agent.call("syntax", digest=whole.digest, python=sys.executable).result == {"files": 2}
 
 
+def test_what_compiled_once_is_not_compiled_again_by_the_same_python(agent: Agent, work: Path, tmp_path: Path) -> None:
+    python, starts = tmp_path / "python", tmp_path / "starts"
+
+    def write_python(note: str) -> None:
+        python.write_text(f'#!/bin/sh\necho {note} >> {starts}\nexec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+
+    def files_of(release: Packed) -> int:
+        return agent.call("syntax", digest=release.digest, python=str(python)).result["files"]
+
+    def started() -> list[str]:
+        return starts.read_text().split()
+
+    write_python("one")
+    first, second = (pack({"good.py": b"x = 1\n", "more.py": text}) for text in (b"y = 1\n", b"y = 2\n"))
+    for each in (first, second):
+        stage(agent, each)
+    assert [files_of(each) for each in (first, second, first, second)] == [2, 2, 2, 2]
+    assert started() == ["one", "one"], "once for each release"
+    python.unlink()
+    write_python("another")
+    assert files_of(first) == 2
+    assert started() == ["one", "one", "another"]
+    (work / "compiled.json").write_text('{"damaged')
+    assert files_of(first) == 2
+    assert len(started()) == 4
+
+
+def test_what_did_not_compile_is_compiled_again(agent: Agent) -> None:
+    release = pack({"bad.py": b"def f(:\n"})
+    stage(agent, release)
+    for _ in range(2):
+        with pytest.raises(AgentFailed) as caught:
+            agent.call("syntax", digest=release.digest, python=sys.executable)
+        assert caught.value.kind == "syntax"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system of its own needs root")
 def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
     small = tmp_path / "small"
