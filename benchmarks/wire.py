@@ -275,11 +275,15 @@ def raw_bytes(place: Place, size: int, times: int) -> None:
             data.seek(0)
             quiet(place.ssh("sh", "-c", f"cat > {shlex.quote(there)}"), stdin=data)
 
+        def ssh_get() -> None:
+            with (place.folder / "back").open("wb") as file:
+                quiet(place.ssh("cat", there), stdout=file)
+
         ways: dict[str, Callable[[], None]] = {
             "up, scp": lambda: quiet([*copy, str(blob), f"node:{there}"]),
             "up, ssh cat": ssh_put,
             "down, scp": lambda: quiet([*copy, f"node:{there}", str(place.folder / "back")]),
-            "down, ssh cat": lambda: quiet(place.ssh("cat", there)),
+            "down, ssh cat": ssh_get,
         }
         for name, way in ways.items():
             spent = min(seconds(way) for _ in range(times))
@@ -340,11 +344,15 @@ def container_bytes(place: Place, desk: Desk, size: int, times: int) -> None:
         with blob.open("rb") as data:
             quiet(place.ssh(*execute, f"cat > {inside}"), stdin=data)
 
+    def get() -> None:
+        with (place.folder / "back").open("wb") as file:
+            quiet(place.ssh(*execute, f"cat {inside}"), stdout=file)
+
     ways = {
         f"into the container, {PUT_WAYS[0]}": push,
         f"out of the container, {GET_WAYS[0]}": pull,
         f"into the container, {PUT_WAYS[1]}": put,
-        f"out of the container, {GET_WAYS[1]}": lambda: quiet(place.ssh(*execute, f"cat {inside}")),
+        f"out of the container, {GET_WAYS[1]}": get,
     }
     for name, way in ways.items():
         spent = min(seconds(way) for _ in range(times))
