@@ -14,11 +14,12 @@ from trainer.checkpoint import RESUME_TENSORS, load_checkpoint
 from trainer.errors import Caution, InputError
 from trainer.facts import TargetFacts, cautions, open_data, refuse_other_drafter, target_facts
 from trainer.files import write_json
+from trainer.fp8_rules import refuse_impossible_fp8
 from trainer.hidden_states import HiddenStates, origin_of, token_bytes
 from trainer.machine import uuid_of
 from trainer.mask_token import refuse_mask_in_data
 from trainer.optimizer import refuse_other_masters
-from trainer.placement import place
+from trainer.placement import Placement, place
 from trainer.prepare import prepare_key, prompts_path
 from trainer.prepared import PREPARED, is_prepared
 from trainer.prompts import read_prompts
@@ -114,6 +115,7 @@ def _told(each: InputError | Caution) -> dict[str, str]:
 def check(settings: Settings, out: Path) -> list[InputError]:
     """Write `check.json`; the problems found (none: all is well)."""
     problems = _Problems()
+    placement: Placement | None = None
     facts: TargetFacts | None = None
     prepare: dict[str, str] | None = None
     tune: dict[str, str] | None = None
@@ -123,6 +125,8 @@ def check(settings: Settings, out: Path) -> list[InputError]:
             strategy_of(settings.workload, placement)
     with problems.collect():
         facts = target_facts(settings)
+        if placement is not None:
+            refuse_impossible_fp8(settings.workload, placement, facts.drafter)
     with problems.collect():
         prepare = _data(settings, facts)
     with problems.collect():

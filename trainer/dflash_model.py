@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainer import fp8
 from trainer.block_attention import attend
 from trainer.block_mask import BlockRanges, dense_mask_of
 from trainer.drafter_config import (
@@ -51,6 +52,15 @@ class _Linear(nn.Linear):
 
     def __init__(self, inputs: int, outputs: int, device: torch.device | None, dtype: torch.dtype | None) -> None:
         super().__init__(inputs, outputs, bias=False, device=device, dtype=dtype)
+        self.narrow = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """In 8-bit floats where it is `narrow`."""
+        return fp8.linear(x, self.weight) if self.narrow else self.exact(x)
+
+    def exact(self, x: Tensor) -> Tensor:
+        """In the layer's dtype."""
+        return F.linear(x, self.weight)
 
     def reset_parameters(self) -> None:
         """Left to DFlashDrafter, which draws from the caller's generator."""
@@ -124,10 +134,16 @@ class _Attention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def keys_values(self, x: Tensor, rotary: _Rotary) -> tuple[Tensor, Tensor]:
-        """Normed, rotated keys and values of `x` [N, P, D]: two of [N, kv_heads, P, head_dim]."""
-        keys = rotary.rotate(self.k_norm(self._heads(self.k_proj(x))))
-        return keys, self._heads(self.v_proj(x))
+    def context(self, fused: Tensor, rotary: _Rotary) -> tuple[Tensor, Tensor]:
+        """Keys and values of the context's `fused` [N, P, D], as `_keys_values`; never in 8-bit floats.
+
+        All blocks add to their gradient, and rounding a sum is not summing what is rounded.
+        """
+        return self._keys_values(self.k_proj.exact(fused), self.v_proj.exact(fused), rotary)
+
+    def _keys_values(self, keys: Tensor, values: Tensor, rotary: _Rotary) -> tuple[Tensor, Tensor]:
+        """Normed, rotated keys, and values, of the projections' outputs: two of [N, kv_heads, P, head_dim]."""
+        return rotary.rotate(self.k_norm(self._heads(keys))), self._heads(values)
 
     def forward(
         self, block: Tensor, context: tuple[Tensor, Tensor], rotary: _Rotary, mask: Mask, drop: int | None = None
@@ -137,7 +153,7 @@ class _Attention(nn.Module):
         `drop`: the block size, where nobody wants what the anchors' slots give: `drafted` of the result.
         """
         queries = rotary.rotate(self.q_norm(self._heads(self.q_proj(block))))
-        own = self.keys_values(block, rotary)
+        own = self._keys_values(self.k_proj(block), self.v_proj(block), rotary)
         if isinstance(mask, BlockRanges):
             mixed = attend(queries, context, own, mask)
         else:
@@ -197,6 +213,7 @@ class DFlashDrafter(nn.Module):
     Weights are drawn from N(0, initializer_range) in float32 by `generator` and then cast, norms are 1: the
     same generator state gives the same drafter in every dtype and on every device. Without a generator a
     fresh one with seed 0 is used, never the process's default one. On device "meta" nothing is drawn.
+    With `narrow` the linear layers that blocks go through multiply 8-bit floats (`trainer.fp8`).
     """
 
     def __init__(
@@ -206,6 +223,7 @@ class DFlashDrafter(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         generator: torch.Generator | None = None,
+        narrow: bool = False,
     ) -> None:
         super().__init__()
         place = None if device is None else torch.device(device)
@@ -215,6 +233,9 @@ class DFlashDrafter(nn.Module):
         self.hidden_norm = _Norm(width, config.rms_norm_eps, place, dtype)
         self.layers = nn.ModuleList(_Layer(config, place, dtype) for _ in range(config.num_hidden_layers))
         self.norm = _Norm(width, config.rms_norm_eps, place, dtype)
+        for module in self.layers.modules():
+            if isinstance(module, _Linear):
+                module.narrow = narrow
         self._attention_types = config.attention_types
         self._layer_masks = [config.attention_types.index(kind) for kind in config.layer_types]
         self._draw(generator if generator is not None else torch.Generator().manual_seed(0))
@@ -263,7 +284,7 @@ class DFlashDrafter(nn.Module):
         block = block_embeddings
         for layer, mask in zip(self.layers, self._for_each_layer(masks), strict=True):
             assert isinstance(layer, _Layer)
-            context = layer.self_attn.keys_values(fused, context_rotary)
+            context = layer.self_attn.context(fused, context_rotary)
             block = layer(block, context, rotary, mask, size if layer is self.layers[-1] else None)
         return self.norm(block)
 
@@ -289,7 +310,7 @@ class DFlashDrafter(nn.Module):
         masks = self._for_each_layer([self._draft_mask(each, block, start) for each in self._attention_types])
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, _Layer)
-            keys, values = layer.self_attn.keys_values(fused, new_rotary)
+            keys, values = layer.self_attn.context(fused, new_rotary)
             if cache.layers:
                 old_keys, old_values = cache.layers[index]
                 keys, values = torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)

@@ -1,7 +1,8 @@
 """Cross-entropy of given logits and its gradient in two passes over a row: a Triton kernel, one program a row.
 
 The first pass reads a row's logits for their maximum and the sum of their exponentials at once, the second writes the
-gradient over them, in their own dtype. Torch's own operations read them more often, and write a second array.
+gradient over them, in their own dtype, or (for `trainer.fp8`) probabilities as 8-bit floats beside them. Torch's own
+operations read them more often, and write a second array.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from trainer.fp8 import SHARE
 
 _LANES, _WARPS = 512, 8
 _BYTES = 16
@@ -20,13 +23,15 @@ maximum and a sum of its own, so that nothing waits for another thread until the
 @triton.jit(do_not_specialize=["firsts"])
 def _rows(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     logits,
+    gradient,
     labels,
     losses,
     hits,
     stride,
     words,
     firsts,
-    with_gradient: tl.constexpr,
+    share_scale,
+    kind: tl.constexpr,
     lanes: tl.constexpr,
     each: tl.constexpr,
 ):
@@ -57,15 +62,19 @@ def _rows(  # type: ignore[no-untyped-def]  # noqa: PLR0917
         value = tl.load(here + place, mask=place < end, other=float("-inf")).to(tl.float32)
         before += (value == own).to(tl.int32)
     tl.store(hits + row, (own == highest) & (tl.sum(before) == 0), mask=row < firsts)
-    if with_gradient:
+    if kind != "none":
+        there = gradient + row.to(tl.int64) * words if kind == "shares" else here
         # whoever has not read the label's logit yet would find the gradient there
         tl.debug_barrier()
         for first in range(0, words, lanes * each):
             place = first + tile
             inside = place < words
             share = tl.exp(tl.load(here + place, mask=inside, other=0.0).to(tl.float32) - log_sum)
-            share = tl.where(place == label, share - 1.0, share)
-            tl.store(here + place, share.to(logits.dtype.element_ty), mask=inside)
+            if kind == "shares":
+                share = tl.where(place == label, 0.0, share * share_scale)
+            else:
+                share = tl.where(place == label, share - 1.0, share)
+            tl.store(there + place, share.to(there.dtype.element_ty), mask=inside)
 
 
 @torch.library.custom_op("dflash::cross_entropy_", mutates_args=("logits",))
@@ -77,25 +86,49 @@ def cross_entropy_(logits: Tensor, labels: Tensor, firsts: int, with_gradient: b
     With `with_gradient` the logits hold the losses' gradient by them afterwards: p, at the label p - 1, taken in
     float32 and rounded to their dtype. Without autograd. Raises ValueError for logits that it cannot read.
     """
+    losses, hits = _outputs(logits, firsts)
+    _launch(logits, logits, labels, losses, hits, firsts, "errors" if with_gradient else "none")
+    return losses, hits
+
+
+@torch.library.custom_op("dflash::cross_entropy_shares", mutates_args=())
+def cross_entropy_shares(logits: Tensor, labels: Tensor, firsts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As `cross_entropy_`, and `fp8.shares_of` the logits, which stay as they are."""
+    losses, hits = _outputs(logits, firsts)
+    shares = _shares(logits)
+    _launch(logits, shares, labels, losses, hits, firsts, "shares")
+    return losses, hits, shares
+
+
+@cross_entropy_shares.register_fake
+def _(logits: Tensor, labels: Tensor, firsts: int) -> tuple[Tensor, Tensor, Tensor]:
+    return *_outputs(logits, firsts), _shares(logits)
+
+
+def _launch(  # noqa: PLR0917 -- a kernel's
+    logits: Tensor, gradient: Tensor, labels: Tensor, losses: Tensor, hits: Tensor, firsts: int, kind: str
+) -> None:
     rows, words = logits.shape
     if logits.stride(1) != 1 or logits.dtype == torch.float64 or not labels.is_contiguous():
         raise ValueError(
             f"logits of {logits.dtype} with strides {logits.stride()}, labels with {labels.stride()}: contiguous rows "
             "and labels are needed, in float32 or narrower"
         )
-    losses, hits = _outputs(logits, firsts)
     # a launch goes to the current device, whatever the tensors are on
     with torch.cuda.device_of(logits):
         _rows[(rows,)](
-            logits, labels, losses, hits, logits.stride(0), words, firsts,
-            with_gradient=with_gradient, lanes=_LANES, each=_BYTES // logits.element_size(), num_warps=_WARPS,
+            logits, gradient, labels, losses, hits, logits.stride(0), words, firsts, SHARE,
+            kind=kind, lanes=_LANES, each=_BYTES // logits.element_size(), num_warps=_WARPS,
         )  # fmt: skip
-    return losses, hits
 
 
 @cross_entropy_.register_fake
 def _(logits: Tensor, labels: Tensor, firsts: int, with_gradient: bool) -> tuple[Tensor, Tensor]:
     return _outputs(logits, firsts)
+
+
+def _shares(logits: Tensor) -> Tensor:
+    return torch.empty(logits.shape, dtype=torch.float8_e5m2, device=logits.device)
 
 
 def _outputs(logits: Tensor, firsts: int) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trainer.anchors import Anchors
+from trainer.fp8 import NarrowHead, shares_of
 
 # (block size, gamma) of the paper: arXiv:2602.06036, section 4.2 and appendix A.1
 _GAMMAS = ((8, 4.0), (10, 5.0), (16, 7.0))
@@ -99,23 +100,21 @@ def dpace_weights(neg_log: Tensor, counts: Tensor) -> Tensor:
 
 def block_loss(  # noqa: PLR0917 -- as above
     hidden: Tensor,
-    head_weight: Tensor,
+    head: Tensor | NarrowHead,
     labels: Tensor,
     weights: Tensor,
     chunk: int = 1024,
     loss_type: str = DFLASH,
 ) -> BlockLoss:
-    """Cross-entropy of the drafter's output `hidden` [N, A * (B - 1), D] through the frozen head [V, D].
+    """Cross-entropy of the drafter's output `hidden` [N, A * (B - 1), D] through the frozen `head` [V, D].
 
     `labels` and `weights` are `block_labels`'s; with loss type "dpace" `weights` only say which slots count. Slot 0 has
     no hidden state. At most `chunk` rows of logits exist at a time. Products are in the tensors' dtype, softmax in
-    float32 (float64 for float64). `hidden` and `head_weight` must have one dtype: casting the head here would copy it
-    at every step.
+    float32 (float64 for float64). `hidden` and `head` must have one dtype: casting the head here would copy it
+    at every step. With a `NarrowHead` the products are of 8-bit floats.
     """
-    if hidden.dtype != head_weight.dtype:
-        raise ValueError(
-            f"hidden is {hidden.dtype}, head_weight {head_weight.dtype}: cast the head once, before training"
-        )
+    if isinstance(head, Tensor) and hidden.dtype != head.dtype:
+        raise ValueError(f"hidden is {hidden.dtype}, the head {head.dtype}: cast the head once, before training")
     blocks, size = labels.shape[0] * labels.shape[1], labels.shape[2]
     # slot by slot, so that the first `blocks` rows are the slots 1
     by_slot = hidden.reshape(blocks, size - 1, hidden.shape[-1]).transpose(0, 1)
@@ -125,7 +124,7 @@ def block_loss(  # noqa: PLR0917 -- as above
     wants_gradient = torch.is_grad_enabled() and hidden.requires_grad
     with torch.no_grad():
         neg_log, correct, gradient = _head_pass(
-            rows, head_weight, flat_labels, counts[:, 0], chunk=chunk, with_gradient=wants_gradient
+            rows, head, flat_labels, counts[:, 0], chunk=chunk, with_gradient=wants_gradient
         )
     if loss_type == DPACE:
         by_block = dpace_weights(neg_log.view(size - 1, blocks).t(), counts)
@@ -150,7 +149,7 @@ def block_loss(  # noqa: PLR0917 -- as above
 
 def _head_pass(
     rows: Tensor,
-    head_weight: Tensor,
+    head: Tensor | NarrowHead,
     labels: Tensor,
     first_counts: Tensor,
     *,
@@ -166,16 +165,41 @@ def _head_pass(
     gradients, losses = [], []
     for start in range(0, rows.shape[0], chunk):
         part = slice(start, start + chunk)
-        logits = torch.mm(rows[part], head_weight.t())
-        firsts = max(0, min(first_rows - start, logits.shape[0]))
-        loss, hits, error = _row_losses(logits, labels[part], firsts, with_gradient=with_gradient)
+        firsts = max(0, min(first_rows - start, rows[part].shape[0]))
+        loss, hits, gradient = _chunk(rows[part], head, labels[part], firsts, with_gradient=with_gradient)
         losses.append(loss)
+        gradients.append(gradient)
         if firsts:
             correct = correct + (hits & first_counts[part][:firsts]).sum()
-        if with_gradient:
-            gradients.append(torch.mm(error, head_weight))
-    gradient = torch.cat(gradients) if gradients else rows.new_empty(0)
-    return torch.cat(losses), correct, gradient
+    return torch.cat(losses), correct, torch.cat(gradients) if with_gradient else rows.new_empty(0)
+
+
+def _chunk(
+    rows: Tensor, head: Tensor | NarrowHead, labels: Tensor, firsts: int, *, with_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """-log p(label) of each row, which of the first rows are right, and the gradient by the row if wanted."""
+    if isinstance(head, Tensor):
+        logits = torch.mm(rows, head.t())
+        loss, hits, error = _row_losses(logits, labels, firsts, with_gradient=with_gradient)
+        return loss, hits, torch.mm(error, head) if with_gradient else error
+    loss, hits, shares = _narrow_losses(head.logits(rows), labels, firsts, with_gradient=with_gradient)
+    return loss, hits, head.gradient(shares, loss, labels, rows.dtype) if with_gradient else shares
+
+
+def _narrow_losses(
+    logits: Tensor, labels: Tensor, firsts: int, *, with_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_row_losses`, but the third is the `shares_of` the logits."""
+    if not with_gradient:
+        return _row_losses(logits, labels, firsts, with_gradient=False)
+    if _fused(logits):
+        from trainer.fused_cross_entropy import cross_entropy_shares
+
+        return cross_entropy_shares(logits, labels, firsts)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_sum = wide.logsumexp(dim=1)
+    losses = log_sum - wide.gather(1, labels[:, None])[:, 0]
+    return losses, wide[:firsts].argmax(dim=1) == labels[:firsts], shares_of(wide, log_sum, labels)
 
 
 def _row_losses(logits: Tensor, labels: Tensor, firsts: int, *, with_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from trainer.data import HeldOut, TrainingData
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
 from trainer.errors import InputError
 from trainer.facts import TargetFacts, cautions, open_data, refuse_other_drafter, target_facts
+from trainer.fp8 import NarrowHead
+from trainer.fp8_rules import refuse_impossible_fp8
 from trainer.hidden_states import HiddenStates, origin_of
 from trainer.loss import slot_decay
 from trainer.mask_token import refuse_mask_in_data
@@ -27,7 +29,7 @@ from trainer.optimizer import refuse_other_masters
 from trainer.placement import DTYPES, Placement, place
 from trainer.prepared import is_prepared, read_held_out
 from trainer.sampler import FixedOrder, RowOrder, Sampler, Schedule, derive_seed
-from trainer.settings import OFFLINE, Settings
+from trainer.settings import OFFLINE, Settings, Workload
 from trainer.step import FrozenHead
 from trainer.strategy import strategy_of
 from trainer.target import Target
@@ -138,6 +140,7 @@ def load_parts(settings: Settings, *, longest_first: bool = False, judged: bool 
     folder = target_folder(resolve_asset(work.target, "workload.target"), settings.cache)
     facts = target_facts(settings)
     config = facts.drafter
+    refuse_impossible_fp8(work, placement, config)
     for each in cautions(config):
         log.warning("%s", each)
     data = open_data(settings, facts.tokenizer, facts.config.vocab_size)
@@ -169,7 +172,10 @@ def load_parts(settings: Settings, *, longest_first: bool = False, judged: bool 
         placement=placement,
         targets=targets,
         states=states,
-        frozen={device: frozen_head(shared or _near(targets, device), device, dtype) for device in placement.drafters},
+        frozen={
+            device: _for_training(frozen_head(shared or _near(targets, device), device, dtype), work)
+            for device in dict.fromkeys(placement.drafters)
+        },
         drafter=config,
         dtype=dtype,
         strategy=strategy_of(work, placement),
@@ -197,6 +203,10 @@ def _states(settings: Settings, facts: TargetFacts, data: TrainingData) -> Hidde
     if settings.prepared is None:
         raise InputError("there are no prepared hidden states", "settings.prepared", "run prepare first")
     return HiddenStates.open(settings.prepared, origin_of(settings, facts.drafter, data))
+
+
+def _for_training(frozen: FrozenHead, work: Workload) -> FrozenHead:
+    return replace(frozen, narrow=NarrowHead.of(frozen.head_weight)) if work.fp8 else frozen
 
 
 def _near(targets: dict[torch.device, Target], device: torch.device) -> Target:

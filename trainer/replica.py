@@ -53,7 +53,7 @@ def build_replica(parts: Parts, worker: int) -> DrafterReplica:
 
 def bare_drafter(parts: Parts, device: torch.device) -> DFlashDrafter:
     """A drafter with the run's first weights (or the checkpoint's) on `device`."""
-    drafter = DFlashDrafter(parts.drafter, device="meta", dtype=parts.dtype)
+    drafter = DFlashDrafter(parts.drafter, device="meta", dtype=parts.dtype, narrow=parts.settings.workload.fp8)
     weights = {name: each.to(device, copy=True) for name, each in parts.start.weights.items()}
     drafter.load_state_dict(weights, assign=True)
     return drafter.requires_grad_(True)

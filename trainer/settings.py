@@ -179,6 +179,7 @@ class Workload:
     target_devices: str | tuple[str, ...] = _key(_devices, "auto")
     dtype: str = _key(_choice("float32", "bfloat16"), "bfloat16")
     target_dtype: str = _key(_choice("float32", "bfloat16"), "bfloat16")
+    linear_precision: str = _key(_choice("dtype", "fp8"), "dtype")
     master_weights: str = _key(_choice("float32", "none"), "float32")
     hidden_states: str = _key(_choice(ONLINE, OFFLINE), ONLINE)
     target_forward: str = _key(_choice("graph", "eager"), "graph")
@@ -216,6 +217,11 @@ class Workload:
     rehearsal_steps: int = _key(_integer(1), 3)
     canary_timeout_s: int = _key(_integer(1), 600)
     throughput_check: bool = _key(_boolean, True)
+
+    @property
+    def fp8(self) -> bool:
+        """Whether linear layers and head multiply 8-bit floats."""
+        return self.linear_precision == "fp8"
 
     @property
     def masters(self) -> bool:

@@ -27,6 +27,7 @@ from trainer.anchors import Anchors, block_token_ids
 from trainer.block_mask import BlockRanges, block_ranges, context_limits, dense_mask_of
 from trainer.compile import Loss, Optimizer, Prepared, StepDefinition, StepPlan, Strategy, compiled_step
 from trainer.dflash_model import DFlashDrafter, DrafterConfig
+from trainer.fp8 import NarrowHead
 from trainer.loss import DFLASH, block_loss
 
 
@@ -110,10 +111,19 @@ class TrainingStep(Protocol):
 
 @dataclass(frozen=True)
 class FrozenHead:
-    """The target's embedding and language-model head, [V, D] each, in the drafter's dtype, shared on a device."""
+    """The target's embedding and language-model head, [V, D] each, in the drafter's dtype, shared on a device.
+
+    `narrow`: the head as 8-bit floats, where the loss is to multiply those.
+    """
 
     embed_weight: Tensor
     head_weight: Tensor
+    narrow: NarrowHead | None = None
+
+    @property
+    def multiplied(self) -> Tensor | NarrowHead:
+        """The head of the loss's products."""
+        return self.head_weight if self.narrow is None else self.narrow
 
 
 MasksOf = Callable[[Tensor], tuple[Tensor | BlockRanges, ...]]
@@ -158,7 +168,7 @@ class DrafterStep:
             loss=_loss(drafter, frozen, loss_type),
             optimizer=optimizer,
             prepare=_prepare(config, masks),
-            constants=(frozen.embed_weight, frozen.head_weight),
+            constants=(frozen.embed_weight, frozen.head_weight, *(frozen.narrow.tensors if frozen.narrow else ())),
         )
         normaliser = torch.ones((), device=device)
         blanks = [blank_batch(config, each, rows, slots, device=device, dtype=dtype) for each in buckets]
@@ -218,7 +228,7 @@ def _loss(drafter: DFlashDrafter, frozen: FrozenHead, loss_type: str) -> Loss:
         """Normalised loss (with gradient), and the four sums of `StepStats`."""
         block = nn.functional.embedding(ids, frozen.embed_weight)
         hidden = drafter(block, features, positions, *masks)
-        found = block_loss(hidden, frozen.head_weight, labels, weights, loss_type=loss_type)
+        found = block_loss(hidden, frozen.multiplied, labels, weights, loss_type=loss_type)
         sums = (found.loss_sum, found.weight_sum, found.first_slot_correct, found.first_slot_count)
         return found.loss_sum * normaliser, torch.stack(sums)
 

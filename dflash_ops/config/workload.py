@@ -45,6 +45,8 @@ class Workload(Model):
     """The drafter's parameters and activations."""
     target_dtype: Dtype = "bfloat16"
     """The target's."""
+    linear_precision: Literal["dtype", "fp8"] = "dtype"
+    """fp8: the blocks' linear layers and the head multiply 8-bit floats; dtype: numbers of the drafter's dtype."""
     master_weights: Literal["float32", "none"] = "float32"
     """float32: bfloat16 parameters are updated in float32 copies; none: in place, with moments in their own dtype."""
     hidden_states: Literal["online", "offline"] = "online"

@@ -37,6 +37,7 @@ GOOD = [
     *("sliding_window=16", "sliding_window=", "layer_types=auto", f"layer_types=[{', '.join(['full_attention'] * 5)}]"),
     *("anchor_eligibility=specforge", "anchor_eligibility=torchspec", "anchor_eligibility=speculators"),
     *("loss_type=dflash", "loss_type=dpace", "master_weights=float32", "master_weights=none"),
+    *("linear_precision=dtype", "linear_precision=fp8"),
     *("sliding_window_origin=anchor", "sliding_window_non_causal=true"),
     *("learning_rate=1", "warmup_ratio=0", "weight_decay=1", "betas=[0, 0.999]", "clip=0.1", "decay_gamma=7"),
     *(
@@ -76,6 +77,8 @@ BAD = [
         "dtype=float16",
         "hidden_states=disk",
         "master_weights=bfloat16",
+        "linear_precision=float8",
+        "linear_precision=",
         "master_weights=",
         "hidden_states=",
         "strategy=max-autotune",

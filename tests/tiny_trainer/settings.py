@@ -92,6 +92,7 @@ class Workload:
     target_devices: str | list[str] = "auto"
     dtype: str = "bfloat16"
     target_dtype: str = "bfloat16"
+    linear_precision: str = "dtype"
     master_weights: str = "float32"
     hidden_states: str = "online"
     target_forward: str = "graph"
@@ -172,6 +173,7 @@ _WORKLOAD: dict[str, Check] = {
     "target_devices": _list("auto", _text),
     "dtype": _one_of("float32", "bfloat16"),
     "target_dtype": _one_of("float32", "bfloat16"),
+    "linear_precision": _one_of("dtype", "fp8"),
     "master_weights": _one_of("float32", "none"),
     "hidden_states": _one_of("online", "offline"),
     "target_forward": _one_of("graph", "eager"),

@@ -20,6 +20,7 @@ SHAPES = (
     "target_devices",
     "dtype",
     "target_dtype",
+    "linear_precision",
     "master_weights",
     "block_size",
     "anchors",

@@ -15,7 +15,8 @@ from trainer.loss import BlockLoss, block_labels, block_loss
 
 pytest.importorskip("triton")
 
-from trainer.fused_cross_entropy import cross_entropy_
+from trainer.fp8 import shares_of
+from trainer.fused_cross_entropy import cross_entropy_, cross_entropy_shares
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, kernels are compiled for it")
 pytestmark = [
@@ -65,6 +66,29 @@ def test_cross_entropy_and_its_gradient(device: str, words: int, dtype: torch.dt
         # one that is right
         labels[0] = logits[0].argmax()
         judge(logits, labels, int(torch.randint(rows + 1, (), generator=drawn)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("words", [16, 4096, 5008])
+def test_shares_of_8_bits(device: str, words: int, dtype: torch.dtype) -> None:
+    drawn = generator(words)
+    logits = (5 * torch.randn((5, words), generator=drawn)).to(device, dtype)
+    labels = torch.randint(words, (5,), generator=drawn).to(device)
+    kept = logits.clone()
+    losses, hits, shares = cross_entropy_shares(logits, labels, 3)
+    wanted, _ = in_double(logits, labels)
+    torch.testing.assert_close(losses.double(), wanted, rtol=2e-6, atol=1e-5)
+    assert torch.equal(hits, logits[:3].argmax(dim=1) == labels[:3])
+    assert torch.equal(logits, kept)
+    right = shares_of(logits.float(), logits.float().logsumexp(dim=1), labels).double()
+    off = shares.double() != right
+    if device == "cpu":
+        # the interpreter loses the carry of what rounds up to a power of two
+        off &= torch.frexp(right).mantissa != 0.5
+    # on the edge between two numbers either is right
+    assert float(off.double().mean()) < 1e-2
+    torch.testing.assert_close(shares.double()[off], right[off], rtol=0.26, atol=2.0**-16)
+    assert not shares.double().gather(1, labels[:, None]).any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -22,6 +22,8 @@ _TOO_LARGE = (
     "the GPU of others, or take fewer drafter_threads on it, a smaller batch_size, or fewer draft_layers"
 )
 
+_NUDGES = 4
+
 
 class _Worst:
     """Of one check and worker, over the steps so far: the tensor that uses most of its tolerance."""
@@ -142,9 +144,9 @@ class NumbersJudge:
         weights = {name: each.value for name, each in self._state.items()}
         everyone = range(len(self._workers))
         weight = sum(batch.weight_sum for other in everyone for batch in self._batches(other, step))
-        return Eager(parts.drafter, parts.frozen[device], dtype, parts.settings.workload.loss_type).step(
-            weights, batches, 1.0 / weight, order
-        )
+        work = parts.settings.workload
+        eager = Eager(parts.drafter, parts.frozen[device], dtype, work.loss_type, narrow=work.fp8)
+        return eager.step(weights, batches, 1.0 / weight, order)
 
     def _worker(self, step: int, worker: int) -> bool:
         dtype, record = self._parts.dtype, self._workers[worker]
@@ -154,16 +156,13 @@ class NumbersJudge:
         # every worker's first step, then one worker's a step: rounding depends on shapes far more than on values
         if step == 0 or step % len(self._workers) == worker:
             self._measure(noise, truth, worker, step)
-        seen, own = record.step, record.step.own or record.gradients
-        outputs = [
-            Distance(HIDDEN, relative(found, right), tolerance(noise[HIDDEN], dtype))
-            for found, right in zip(seen.hidden, truth.hidden, strict=True)
-        ]
-        losses = [
-            Distance(LOSS, relative(number(found), number(right)), tolerance(noise[LOSS], dtype))
-            for found, right in zip(seen.loss_sums, truth.loss_sums, strict=True)
-        ]
-        gradients = compare(own, truth.gradient, noise, dtype)
+        outputs, losses, gradients = self._distances(record, truth, noise)
+        if self._parts.settings.workload.fp8 and not worst([*outputs, *losses, *gradients]).good:
+            # a number between two 8-bit ones may become either: by a step, in a row that goes on from there
+            for nudge in range(1, _NUDGES + 1):
+                noise.see(self._reference(dtype, worker, step, batches, Order(nudge=nudge)), truth)
+            outputs, losses, gradients = self._distances(record, truth, noise)
+        own = record.step.own or record.gradients
         if self._control is None and worker == len(self._workers) - 1:
             self._control = perturbed_gradient(own, truth.gradient, noise, dtype)
         note = "" if worst(gradients).good else self._note(step, worker, own, truth.gradient, gradients)
@@ -173,6 +172,21 @@ class NumbersJudge:
             self._take("gradients", worker, step, gradients, note),
         ]
         return all(judged)
+
+    def _distances(
+        self, record: WorkerRecord, truth: StepReference, noise: Noise
+    ) -> tuple[list[Distance], list[Distance], list[Distance]]:
+        """Of outputs, loss and gradients."""
+        dtype, seen = self._parts.dtype, record.step
+        outputs = [
+            Distance(HIDDEN, relative(found, right), tolerance(noise[HIDDEN], dtype))
+            for found, right in zip(seen.hidden, truth.hidden, strict=True)
+        ]
+        losses = [
+            Distance(LOSS, relative(number(found), number(right)), tolerance(noise[LOSS], dtype))
+            for found, right in zip(seen.loss_sums, truth.loss_sums, strict=True)
+        ]
+        return outputs, losses, compare(seen.own or record.gradients, truth.gradient, noise, dtype)
 
     def _measure(self, noise: Noise, truth: StepReference, worker: int, step: int) -> None:
         """Eager code in the run's dtype, once on a device in another order as well."""

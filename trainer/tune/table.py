@@ -38,6 +38,7 @@ _SHAPES = (
     "target_devices",
     "dtype",
     "target_dtype",
+    "linear_precision",
     "master_weights",
     "block_size",
     "anchors",
