@@ -1,10 +1,11 @@
 """The canary at a real run's shape, and that it fails there: `python benchmarks/gpu_gate.py NAME`.
 
-A random target of Qwen3-8B's widths with the fewest layers that five default target layers need, rows of random
-tokens, and one drafter (5 layers, block 16, 512 anchors, 3,072 tokens, batch 1, bfloat16, whole-step): the trainer's
-own canary, then one step of it with a gradient that forgets the slots' weights, which must stop it. (An error of 1%
-would not: in bfloat16 no tolerance is below 6 roundings, 4.7%.) Writes `results/NAME/gate.md`, `gate.json` and
-`claim.json`. Without a GPU it runs small, to try the script, and makes no claim.
+A random target of Qwen3-8B's widths with the fewest layers that five default target layers need, rows of random tokens,
+and one drafter (5 layers, block 16, 512 anchors, 3,072 tokens, batch 1, bfloat16, whole-step): the trainer's own
+canary, then the same in 8-bit floats (`linear_precision: fp8`), then one step of each with a gradient that forgets the
+slots' weights, which must stop it. (An error of 1% would not: in bfloat16 no tolerance is below 6 roundings, 4.7%.)
+Writes `results/NAME/gate.md`, `gate.json` and `claim.json`. Without a GPU it runs small, to try the script, and makes
+no claim.
 """
 
 from __future__ import annotations
@@ -76,15 +77,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         settings = _settings(LARGE if cuda else SMALL, work)
-        clean = _canary("as it is", [], settings, work)
-        one_step = {**settings, "workload": {**settings["workload"], "canary_steps": 1}}
-        wrong = _canary(WRONG.name, [WRONG.patch], one_step, work)
-    table = "\n".join(_table([clean, wrong]))
+        narrow = _with(settings, linear_precision="fp8")
+        right = [_canary("as it is", [], settings, work), _canary("as it is, fp8", [], narrow, work)]
+        wrong = [
+            _canary(WRONG.name, [WRONG.patch], _with(settings, canary_steps=1), work),
+            _canary(f"{WRONG.name}, fp8", [WRONG.patch], _with(narrow, canary_steps=1), work),
+        ]
+    table = "\n".join(_table([*right, *wrong]))
     print(table)
     if cuda:
-        keep_claim(sys.argv[1], "gate", table, {"canaries": [clean, wrong]}, SOURCES)
-    noticed = any(each["id"] == "gradients" for each in wrong["failed"])
-    sys.exit(0 if clean["exit"] == 0 and wrong["exit"] != 0 and noticed else 1)
+        keep_claim(sys.argv[1], "gate", table, {"canaries": [*right, *wrong]}, SOURCES)
+    noticed = [any(check["id"] == "gradients" for check in each["failed"]) for each in wrong]
+    good = all(each["exit"] == 0 for each in right) and all(each["exit"] != 0 for each in wrong) and all(noticed)
+    sys.exit(0 if good else 1)
+
+
+def _with(settings: dict[str, Any], **workload: object) -> dict[str, Any]:
+    return {**settings, "workload": {**settings["workload"], **workload}}
 
 
 def _settings(shape: Shape, folder: Path) -> dict[str, Any]:

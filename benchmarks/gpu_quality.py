@@ -62,13 +62,17 @@ class Shape:
 
     layers: int
     loss_type: str
+    linear_precision: str = "dtype"
 
     @property
     def name(self) -> str:
-        return f"{self.layers}-{self.loss_type}"
+        return f"{self.layers}-{self.loss_type}" + ("-fp8" if self.linear_precision == "fp8" else "")
 
 
-SHAPES = [Shape(1, "dflash"), Shape(2, "dflash"), Shape(5, "dflash"), Shape(2, "dpace"), Shape(5, "dpace")]
+SHAPES = [
+    *(Shape(1, "dflash"), Shape(2, "dflash"), Shape(5, "dflash"), Shape(2, "dpace"), Shape(5, "dpace")),
+    Shape(5, "dflash", "fp8"),
+]
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class Bench:
                 "target_workers": 1,
                 "draft_layers": shape.layers,
                 "loss_type": shape.loss_type,
+                "linear_precision": shape.linear_precision,
             },
             "training": {
                 "steps": given.steps,

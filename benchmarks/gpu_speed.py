@@ -4,8 +4,8 @@ The Qwen3-8B-shaped drafter (5 layers, 4096, FFN 12288, 32/8 heads, vocabulary 1
 with one and with four samples a step, and the quickstart's: samples/s, FLOP/s as a share of one large product's in the
 same process, peak memory, seconds from the start to the first step (of the first case with nothing in its caches, then
 with all), the kernels that take the time, and each one's gradient against eager code. AdamW with float32 masters, and
-the large drafter with one sample also without. Writes `results/NAME/speed.md`, `speed.json` and `claim.json`. Without a
-GPU it runs small, to try the script, and makes no claim.
+the large drafter with one sample also without, and both of it in 8-bit floats too. Writes `results/NAME/speed.md`,
+`speed.json` and `claim.json`. Without a GPU it runs small, to try the script, and makes no claim.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpu_steps import NO_MASTERS, keep_claim, run_cases, without_masters
+from gpu_steps import NO_MASTERS, in_fp8, keep_claim, run_cases, without_masters
 
 SOURCES = [
     "trainer/compile",
@@ -24,23 +24,27 @@ SOURCES = [
     "trainer/block_kernels.py",
     "trainer/loss.py",
     "trainer/fused_cross_entropy.py",
+    "trainer/fp8.py",
     "trainer/optimizer.py",
     "trainer/fused_adamw.py",
     "trainer/step.py",
 ]
 KERNELS = 14
+FP8 = {"linear_precision": "fp8"}
 
 
 def cases(small: bool) -> list[dict[str, Any]]:
     """What is measured, in the table's order."""
     if small:
         tiny = {"model": "drafter-tiny", "strategy": "eager", "steps": 2, "profile": True}
-        return [tiny, tiny, {**tiny, "rows": 2}, {**tiny, **NO_MASTERS}]
+        return [tiny, tiny, {**tiny, "rows": 2}, {**tiny, **NO_MASTERS}, {**tiny, **FP8}]
     large = {"model": "drafter-8b", "strategy": "whole-step", "profile": True}
     return [
         {**large, "steps": 12},
         {**large, "steps": 12},
         {**large, **NO_MASTERS, "steps": 12},
+        {**large, **FP8, "steps": 12},
+        {**large, **FP8, **NO_MASTERS, "steps": 12},
         {**large, "rows": 4, "steps": 4},
         {"model": "drafter-135m", "strategy": "whole-step", "rows": 4, "steps": 200, "profile": True},
     ]
@@ -72,7 +76,7 @@ def _text(found: list[dict[str, Any]]) -> list[str]:
         case = each["case"]
         rows = case.get("rows", 1)
         again = ", again" if case in [before["case"] for before in found[:index]] else ""
-        start = f"| {case['model']}{without_masters(case)}{again} | {rows} "
+        start = f"| {case['model']}{without_masters(case)}{in_fp8(case)}{again} | {rows} "
         if "failed" in each:
             lines.append(f"{start}| failed: {each['failed'].splitlines()[-1]} ||||||||")
             continue
@@ -90,7 +94,7 @@ def _text(found: list[dict[str, Any]]) -> list[str]:
         lines.append(f"{start}| {' | '.join(cells)} |")
         if again:
             continue
-        kernels += ["", f"{case['model']}{without_masters(case)}, {rows} samples a step:", ""]
+        kernels += ["", f"{case['model']}{without_masters(case)}{in_fp8(case)}, {rows} samples a step:", ""]
         kernels += [f"* {ms:.3f} ms `{name[:110]}`" for name, ms in list(each["kernel_ms"].items())[:KERNELS]]
     return [*lines, *kernels]
 

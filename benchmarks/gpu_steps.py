@@ -160,6 +160,11 @@ def without_masters(case: dict[str, Any]) -> str:
     return ", no masters" if case.get("master_weights") == "none" else ""
 
 
+def in_fp8(case: dict[str, Any]) -> str:
+    """What a row of a table says of a case that multiplies 8-bit floats."""
+    return ", fp8" if case.get("linear_precision") == "fp8" else ""
+
+
 def _shape(case: dict[str, Any]) -> tuple[Any, ...]:
     return case.get("width", 512), case.get("replicas", 1), case.get("exchange", False)
 

@@ -34,7 +34,8 @@ class Case:
     """`replicas` are dealt out to `gpus`; with `exchange` they sum their gradients each step.
 
     `width` and `layers` are the launch-bound model's, `rows` (samples a step) the drafter's. `profile`: the kernels'
-    own times as well (one replica). `master_weights`: as in a workload; strategy `seed` never has any.
+    own times as well (one replica). `master_weights`, `linear_precision` (the drafter's): as in a workload; strategy
+    `seed` never has masters.
     """
 
     strategy: str
@@ -49,6 +50,7 @@ class Case:
     steps: int = 200
     profile: bool = False
     master_weights: str = "float32"
+    linear_precision: str = "dtype"
 
 
 class Run:
@@ -118,7 +120,14 @@ class Run:
                 case.strategy, case.width, case.layers, index, replicas=replicas, masters=masters, device=device
             )
         return Drafter(
-            case.model, case.strategy, index, rows=case.rows, replicas=replicas, masters=masters, device=device
+            case.model,
+            case.strategy,
+            index,
+            rows=case.rows,
+            replicas=replicas,
+            masters=masters,
+            narrow=case.linear_precision == "fp8",
+            device=device,
         )
 
     def _work(self, index: int, gate: Gate) -> None:

@@ -17,6 +17,7 @@ from trainer.canary.reference import GROUP, Eager, Order, StepReference
 from trainer.compile import STRATEGIES, CompiledStep, Prepared, StepDefinition, StepPlan, compiled_step
 from trainer.dflash_model import DFlashDrafter
 from trainer.drafter_config import DrafterConfig
+from trainer.fp8 import NarrowHead
 from trainer.loss import DFLASH, block_labels, decay_gamma
 from trainer.optimizer import ClippedAdamW
 from trainer.step import Batch, DrafterStep, FrozenHead
@@ -213,8 +214,18 @@ class Drafter:
     """The real drafter over a random frozen head: SmolLM2-135M's shape, or Qwen3-8B's."""
 
     def __init__(
-        self, model: str, strategy: str, index: int, *, rows: int, replicas: int, masters: bool, device: torch.device
+        self,
+        model: str,
+        strategy: str,
+        index: int,
+        *,
+        rows: int,
+        replicas: int,
+        masters: bool,
+        narrow: bool,
+        device: torch.device,
     ) -> None:
+        """`narrow`: the blocks' linear layers and the head multiply 8-bit floats."""
         (hidden, ffn, layers, heads, key_heads, head, vocabulary), (tokens, anchors, block) = DRAFTERS[model]
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         config = DrafterConfig(
@@ -236,11 +247,12 @@ class Drafter:
             initializer_range=0.02,
         )
         generator = torch.Generator().manual_seed(index)
-        drafter = DFlashDrafter(config, device="cpu", dtype=dtype, generator=torch.Generator().manual_seed(0))
+        numbers = torch.Generator().manual_seed(0)
+        drafter = DFlashDrafter(config, device="cpu", dtype=dtype, generator=numbers, narrow=narrow)
         self._drafter = drafter = drafter.to(device).requires_grad_(True)
         on_device = torch.Generator(device).manual_seed(7)
         embed = torch.randn((vocabulary, hidden), device=device, generator=on_device).mul_(0.02).to(dtype)
-        self._frozen = FrozenHead(embed, embed)
+        self._frozen = FrozenHead(embed, embed, NarrowHead.of(embed) if narrow else None)
         self._batches = [_batch(config, rows, tokens, anchors, generator, embed) for _ in range(2)]
         self._normaliser = torch.full((), 1.0 / self._batches[0].weight_sum, device=device)
         self._flops = _drafter_flops(config, self._batches[0])
@@ -300,7 +312,8 @@ class Drafter:
         return worst(compare(mine, truth.gradient, noise, dtype)).share
 
     def _reference(self, weights: dict[str, Tensor], dtype: torch.dtype, order: Order | None = None) -> StepReference:
-        eager = Eager(self._drafter.config, self._frozen, dtype, DFLASH)
+        narrow = self._frozen.narrow is not None
+        eager = Eager(self._drafter.config, self._frozen, dtype, DFLASH, narrow=narrow)
         return eager.step(weights, self._batches[:1], float(self._normaliser), order)
 
 
