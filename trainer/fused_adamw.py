@@ -1,8 +1,8 @@
 """Clip, AdamW and the copy into bfloat16 parameters in one pass over memory, for all parameters of a replica at once.
 
 torch's fused AdamW wants gradients in the masters' dtype and clipped before, and leaves the parameters to be written
-after: five passes, half of a small drafter's step (benchmarks/results/2026-11-30-h200-steps). Here each gradient is
-read once for the norm and once for the update. Three Triton kernels over a table of addresses, so that the number
+after: five passes, half of a small drafter's step (docs/decisions/0022). Here each gradient is read once for the norm
+and once for the update. Three Triton kernels over a table of addresses, so that the number
 of tensors costs no launches. The order of every sum is fixed: replicas stay equal bit for bit.
 """
 
