@@ -2,8 +2,8 @@
 
 torch's fused AdamW wants gradients in the masters' dtype and clipped before, and leaves the parameters to be written
 after: five passes, half of a small drafter's step (docs/decisions/0022). Here each gradient is read once for the norm
-and once for the update. Three Triton kernels over a table of addresses, so that the number
-of tensors costs no launches. The order of every sum is fixed: replicas stay equal bit for bit.
+and once for the update. Three Triton kernels over a table of addresses, so that the number of tensors costs no
+launches. The order of every sum is fixed: replicas stay equal bit for bit.
 """
 
 from __future__ import annotations

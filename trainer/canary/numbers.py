@@ -23,6 +23,7 @@ _TOO_LARGE = (
 )
 
 _NUDGES = 4
+"""References with inputs off by a rounding, where 8-bit numbers are multiplied and a distance is too large."""
 
 
 class _Worst:

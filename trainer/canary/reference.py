@@ -107,13 +107,11 @@ class Eager:
         masks = dense_block_masks(self._config, anchors, batch.lengths, bucket)
         block = _nudged(nn.functional.embedding(ids, self._embed).to(self._dtype), order.nudge)
         features = _nudged(batch.features.to(self._dtype), order.nudge)
-        hidden = drafter(block, features, anchors.positions, *masks)
+        hidden = states = drafter(block, features, anchors.positions, *masks)
         if self._narrow:
             # the quantisation counts as the identity
             numbers, scale = quantised(hidden)
             states = hidden + ((numbers.to(self._dtype) * scale.to(self._dtype)) - hidden).detach()
-        else:
-            states = hidden
         logits = nn.functional.linear(states, self._head)
         wide = logits.to(torch.promote_types(self._dtype, torch.float32))
         labels, weights = batch.labels[:, part, 1:], batch.weights[:, part, 1:].reshape(-1).to(wide.dtype)
@@ -121,9 +119,9 @@ class Eager:
         if self._loss_type == DPACE:
             weights = _dpace(losses.detach().view(-1, size - 1), weights.view(-1, size - 1) > 0).flatten()
         total = (losses * weights).sum()
-        return hidden, _narrow_gradient(
-            wide.flatten(0, 1), labels.reshape(-1), weights, total
-        ) if self._narrow else total
+        if self._narrow:
+            total = _narrow_gradient(wide.flatten(0, 1), labels.reshape(-1), weights, total)
+        return hidden, total
 
 
 def _narrow_head(weight: Tensor) -> Tensor:
