@@ -93,13 +93,14 @@ class Run:
         if self._abort.failure is not None:
             raise self._abort.failure
         slowest = max(each["seconds"] for each in self._found)
-        share = max(each["share"] for each in self._found)
+        worst = max((each["judged"] for each in self._found), key=lambda each: each.share)
         return {
             "ms_a_step": 1e3 * slowest / case.steps,
             "steps_a_second_all": case.replicas * case.steps / slowest,
             "warm_up_s": [round(each["warm_up_s"], 2) for each in self._found],
-            "share_of_tolerance": share,
-            "right": share <= 1,
+            "share_of_tolerance": worst.share,
+            "worst": worst.what,
+            "right": worst.share <= 1,
             **{key: value for key, value in self._found[0].items() if key.endswith(("_ms", "flops"))},
             **self._peaks,
         }
@@ -158,7 +159,7 @@ class Run:
             self._peaks = _memory(self._devices)
         # what the reference takes is no part of a step's memory
         self._together.wait()
-        found["share"] = trained.share()
+        found["judged"] = trained.judged()
 
     def _step(self, index: int, trained: Trained, number: int) -> None:
         trained.accumulate(number)
