@@ -316,13 +316,13 @@ class Drafter:
         truth, plain = (self._reference(each) for each in (torch.float64, dtype))
         half = min(GROUP, self._batches[0].anchors.positions.shape[1]) // 2
         other = self._reference(dtype, Order(group=half, backwards=True))
-        noise = Noise(dtype)
+        noise = Noise(dtype, narrow=self._frozen.narrow is not None)
         for found, right in ((plain, truth), (other, truth), (other, plain)):
             noise.see(found, right)
         control = perturbed_gradient(mine, truth.gradient, noise, dtype)
         if control.outcome is not Outcome.PASS:
             return Judged(math.inf, f"the comparison proves nothing: {control.summary}")
-        found_worst = worst(compare(mine, truth.gradient, noise, dtype))
+        found_worst = worst(compare(mine, truth.gradient, noise.allowed))
         return Judged(found_worst.share, found_worst.name)
 
     def _reference(self, dtype: torch.dtype, order: Order | None = None) -> StepReference:

@@ -21,8 +21,11 @@ from tests.trainer.drafting import COMPILED_CONFIG, generator
 from trainer import fp8, fp8_rules
 from trainer.anchors import sample_anchors
 from trainer.canary import gate, run_canary
+from trainer.canary.evidence import Outcome
 from trainer.canary.measure import relative
-from trainer.canary.reference import Eager, Order
+from trainer.canary.noise import Noise
+from trainer.canary.perturbation import perturbed_gradient
+from trainer.canary.reference import Eager, Order, StepReference
 from trainer.check import check
 from trainer.compile import STRATEGIES
 from trainer.dflash_model import DFlashDrafter
@@ -261,6 +264,38 @@ def test_the_canary_finds_products_that_are_not_fp8(
     monkeypatch.setattr(gate, "build_replica", planted)
     evidence = evidence_of(ready(dtype="float32", linear_precision="fp8"), tmp_path / "out")
     assert {"outputs", "gradients"} <= {each["id"] for each in evidence["checks"] if each["outcome"] == "fail"}
+
+
+def off_by(share: float) -> tuple[StepReference, StepReference]:
+    """A reference, and one whose gradient is `share` of its length away."""
+    truth = torch.zeros(16, dtype=torch.float64)
+    truth[0] = 1.0
+    found = truth.clone()
+    found[1] = share
+    return StepReference([], [], {"norm.weight": found}), StepReference([], [], {"norm.weight": truth})
+
+
+# by the dtype that 8-bit numbers come of, and what right code differs by: Qwen3-8B's drafter has 0.1 in its norms
+@pytest.mark.parametrize(
+    ("dtype", "narrow", "share", "allowed", "conclusive"),
+    [
+        (torch.bfloat16, True, 0.1, 0.3, True),
+        (torch.bfloat16, False, 0.1, 0.6, False),
+        (torch.float32, True, 0.1, 0.6, False),
+        (torch.float32, True, 1e-3, 6e-3, True),
+        # never less than that many roundings of the dtype
+        (torch.bfloat16, True, 0.0, 6 * 2**-7, True),
+    ],
+)
+def test_tolerances_stay_small_enough_to_prove_something(
+    dtype: torch.dtype, narrow: bool, share: float, allowed: float, conclusive: bool
+) -> None:
+    found, truth = off_by(share)
+    noise = Noise(dtype, narrow=narrow)
+    noise.see(found, truth)
+    assert noise.allowed("norm.weight") == pytest.approx(allowed, rel=0.01)
+    control = perturbed_gradient(found.gradient, truth.gradient, noise, dtype)
+    assert control.outcome is (Outcome.PASS if conclusive else Outcome.INCONCLUSIVE)
 
 
 def test_check_refuses_a_width_that_no_gpu_multiplies(ready: Ready, tmp_path: Path) -> None:

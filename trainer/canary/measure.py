@@ -13,20 +13,13 @@ magnitude; `perturbation` proves each time that an error of a few tolerances is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 FACTOR = 6.0
-
-
-class Noises(Protocol):
-    """By name, how far right code is off."""
-
-    def __getitem__(self, name: str, /) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -67,12 +60,12 @@ def tolerance(noise: float, dtype: torch.dtype) -> float:
 
 
 def compare(
-    found: Mapping[str, Tensor], truth: Mapping[str, Tensor], noise: Noises, dtype: torch.dtype
+    found: Mapping[str, Tensor], truth: Mapping[str, Tensor], allowed: Callable[[str], float]
 ) -> list[Distance]:
-    """Each named tensor of a worker against the truth; `noise`: what right code is off by, by name."""
+    """Each named tensor of a worker against the truth; `allowed`: each name's tolerance."""
     if found.keys() != truth.keys():
         raise ValueError(f"names differ: {sorted(found.keys() ^ truth.keys())[:3]}")
-    return [Distance(name, relative(found[name], truth[name]), tolerance(noise[name], dtype)) for name in truth]
+    return [Distance(name, relative(found[name], truth[name]), allowed(name)) for name in truth]
 
 
 def worst(distances: list[Distance]) -> Distance:

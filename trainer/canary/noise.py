@@ -7,10 +7,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from trainer.canary.measure import relative
+from trainer.canary.measure import relative, tolerance
 from trainer.canary.reference import StepReference
 
 HIDDEN, LOSS = "hidden states", "loss"
+
+_NARROW = 0.5
+"""How many times of `measure.FACTOR` is left where 8-bit numbers come of bfloat16. Every tenth may then become the
+other of two, in the plain code that is measured as well; more places that round make more of them do so, and of that
+their errors grow as the square root only (docs/decisions/0030)."""
 
 
 def number(value: float) -> Tensor:
@@ -24,12 +29,15 @@ class Noise:
     Pooled, since a single measurement may hit upon a lucky rounding, most of all of one number or a short vector.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, *, narrow: bool) -> None:
+        """`narrow`: the linear layers and the head multiply 8-bit numbers (`trainer.fp8`)."""
         self._dtype = dtype
+        self._share = _NARROW if narrow and dtype == torch.bfloat16 else 1.0
         self._most: dict[str, float] = {}
 
-    def __getitem__(self, name: str) -> float:
-        return self._most[name]
+    def allowed(self, name: str) -> float:
+        """The tolerance of what is called `name`."""
+        return tolerance(self._most[name] * self._share, self._dtype)
 
     def __bool__(self) -> bool:
         return bool(self._most)

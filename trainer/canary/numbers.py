@@ -150,15 +150,15 @@ class NumbersJudge:
         return eager.step(weights, batches, 1.0 / weight, order)
 
     def _worker(self, step: int, worker: int) -> bool:
-        dtype, record = self._parts.dtype, self._workers[worker]
-        noise = self._noise.setdefault(self._parts.placement.drafters[worker], Noise(dtype))
+        dtype, narrow, record = self._parts.dtype, self._parts.settings.workload.fp8, self._workers[worker]
+        noise = self._noise.setdefault(self._parts.placement.drafters[worker], Noise(dtype, narrow=narrow))
         batches = self._batches(worker, step)
         truth = self._reference(torch.float64, worker, step, batches)
         # every worker's first step, then one worker's a step: rounding depends on shapes far more than on values
         if step == 0 or step % len(self._workers) == worker:
             self._measure(noise, truth, worker, step)
         outputs, losses, gradients = self._distances(record, truth, noise)
-        if self._parts.settings.workload.fp8 and not worst([*outputs, *losses, *gradients]).good:
+        if narrow and not worst([*outputs, *losses, *gradients]).good:
             # a number between two 8-bit ones may become either: by a step, in a row that goes on from there
             for nudge in range(1, _NUDGES + 1):
                 noise.see(self._reference(dtype, worker, step, batches, Order(nudge=nudge)), truth)
@@ -178,16 +178,16 @@ class NumbersJudge:
         self, record: WorkerRecord, truth: StepReference, noise: Noise
     ) -> tuple[list[Distance], list[Distance], list[Distance]]:
         """Of outputs, loss and gradients."""
-        dtype, seen = self._parts.dtype, record.step
+        seen = record.step
         outputs = [
-            Distance(HIDDEN, relative(found, right), tolerance(noise[HIDDEN], dtype))
+            Distance(HIDDEN, relative(found, right), noise.allowed(HIDDEN))
             for found, right in zip(seen.hidden, truth.hidden, strict=True)
         ]
         losses = [
-            Distance(LOSS, relative(number(found), number(right)), tolerance(noise[LOSS], dtype))
+            Distance(LOSS, relative(number(found), number(right)), noise.allowed(LOSS))
             for found, right in zip(seen.loss_sums, truth.loss_sums, strict=True)
         ]
-        return outputs, losses, compare(seen.own or record.gradients, truth.gradient, noise, dtype)
+        return outputs, losses, compare(seen.own or record.gradients, truth.gradient, noise.allowed)
 
     def _measure(self, noise: Noise, truth: StepReference, worker: int, step: int) -> None:
         """Eager code in the run's dtype, once on a device in another order as well."""

@@ -22,10 +22,10 @@ def perturbed_gradient(own: Named, truth: Named, noise: Noise, dtype: torch.dtyp
     """
     sizes = {name: float(torch.linalg.vector_norm(each.double())) for name, each in own.items()}
     name = min((each for each in sizes if sizes[each] > 0), key=lambda each: sizes[each], default=next(iter(own)))
-    as_it_is = compare(own, truth, noise, dtype)
+    as_it_is = compare(own, truth, noise.allowed)
     allowed = {each.name: each.allowed for each in as_it_is}[name]
     error = min(_TOLERANCES * allowed, _LIMITS[dtype])
-    wrong = compare({**own, name: own[name].double() * (1.0 + error)}, truth, noise, dtype)
+    wrong = compare({**own, name: own[name].double() * (1.0 + error)}, truth, noise.allowed)
     found = {each.name: each for each in wrong}[name]
     # where another parameter is wrong already, that one may stay the worst
     noticed = not found.good and (worst(wrong).name == name or not worst(as_it_is).good)
